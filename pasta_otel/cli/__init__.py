@@ -1,0 +1,80 @@
+"""The command line: one lazily loaded module per command, and the only place that turns errors into exit codes."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.metadata import entry_points
+
+import click
+
+import pasta_otel
+from pasta_otel.errors import PastaError
+
+# name -> (module, attribute, one line for --help); the module is imported when the command runs
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("pasta_otel.cli.run", "Run a program with pasta-otel's instrumentation."),
+    "sidecar": ("pasta_otel.cli.sidecar", "Receive OTLP, store spans, watch SLOs and act, for one pod."),
+    "controller": ("pasta_otel.cli.controller", "Watch SLOs over an existing store or Prometheus."),
+    "slo": ("pasta_otel.cli.slo", "Validate SLO files and show their state."),
+    "attribute": ("pasta_otel.cli.attribute", "Say why an SLO burns, from a store."),
+    "doctor": ("pasta_otel.cli.doctor", "Say what this machine can do for pasta-otel."),
+}
+PLUGIN_GROUP = "pasta_otel.commands"
+
+
+class LazyGroup(click.Group):
+    """Load a subcommand's module only when it is asked for; other distributions add commands by entry point."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return every command's name."""
+        del ctx
+        return sorted({*COMMANDS, *(point.name for point in entry_points(group=PLUGIN_GROUP))})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command, importing its module."""
+        del ctx
+        if cmd_name in COMMANDS:
+            command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+            return command
+        for point in entry_points(group=PLUGIN_GROUP, name=cmd_name):
+            plugin: click.Command = point.load()
+            return plugin
+        return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the command list without importing what our own table already describes."""
+        rows = [
+            (name, COMMANDS[name][1]) if name in COMMANDS else (name, self._plugin_help(ctx, name))
+            for name in self.list_commands(ctx)
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def _plugin_help(self, ctx: click.Context, name: str) -> str:
+        command = self.get_command(ctx, name)
+        return command.get_short_help_str(80) if command else ""
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(pasta_otel.__version__, prog_name="pasta-otel")
+def cli() -> None:
+    """Say which GPU kernel, line of model code, host event or dependency made an SLO burn, and degrade what may be."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    try:
+        code = cli.main(args=argv, prog_name="pasta-otel", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except click.Abort:
+        click.echo("pasta-otel: interrupted", err=True)
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = 2
+    except PastaError as error:
+        click.echo(f"pasta-otel: {error}", err=True)
+        code = error.exit_code
+    sys.exit(code if isinstance(code, int) else 0)

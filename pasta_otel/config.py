@@ -1,0 +1,132 @@
+"""Settings: standard ``OTEL_*`` first, then ``PASTA_*``, then a YAML file; one table that the documentation is tested against."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pasta_otel.errors import InputError
+
+
+def _boolean(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in {"1", "true", "yes", "on"}:
+        return True
+    if lowered in {"0", "false", "no", "off", ""}:
+        return False
+    msg = f"expected true or false, got {text!r}"
+    raise ValueError(msg)
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value <= 1.0:
+        msg = f"expected a share between 0 and 1, got {text!r}"
+        raise ValueError(msg)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting.
+
+    Attributes:
+        env: Environment variable.
+        yaml: Dotted path in the YAML file.
+        default: Value when nothing is set.
+        parse: From text to value; raises ValueError.
+        meaning: One line, with the unit.
+    """
+
+    env: str
+    yaml: str
+    default: Any
+    parse: Callable[[str], Any]
+    meaning: str
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "PASTA_SAMPLING_RATE", "sampling_rate", 1.0, _share, "Share of traces that carry module and GPU spans, 0..1."
+    ),
+    Setting(
+        "PASTA_OVERHEAD_BUDGET", "overhead_budget", 0.01, _share, "Share of the workload's time that capture may cost."
+    ),
+    Setting("PASTA_DEBUG", "debug", False, _boolean, "Log what pasta-otel does, to stderr."),
+    Setting(
+        "PASTA_CONTROLLER_URL", "controller_url", "http://127.0.0.1:4320", str, "Where the app reads its flags (OFREP)."
+    ),
+    Setting(
+        "PASTA_FLAG_POLL_SECONDS",
+        "flag_poll_seconds",
+        0.5,
+        float,
+        "How often the app refreshes its flag snapshot, seconds.",
+    ),
+    Setting(
+        "PASTA_FLAG_TTL_SECONDS",
+        "flag_ttl_seconds",
+        10.0,
+        float,
+        "How long a flag's last value holds when the controller is gone, seconds.",
+    ),
+    Setting(
+        "PASTA_METRICS_ADDR", "metrics_addr", "", str, "host:port where the app serves /metrics; empty = serve nothing."
+    ),
+    Setting("PASTA_CONFIG", "", "", str, "YAML file with these settings."),
+)
+
+
+class Settings(dict[str, Any]):
+    """Resolved settings by environment name."""
+
+
+def load_settings(environ: Mapping[str, str] | None = None, file: str | None = None) -> Settings:
+    """Resolve every setting from the environment, then the YAML file, then its default.
+
+    Raises:
+        InputError: A value cannot be parsed; names the variable, or the file and field.
+    """
+    environ = os.environ if environ is None else environ
+    path = file or environ.get("PASTA_CONFIG", "")
+    document = _read_yaml(path) if path else {}
+    return Settings({setting.env: _resolve(setting, environ, document, path) for setting in SETTINGS})
+
+
+def _resolve(setting: Setting, environ: Mapping[str, str], document: Mapping[str, Any], path: str) -> Any:
+    if setting.env in environ:
+        return _parse(setting, environ[setting.env], file=None, field=setting.env)
+    if setting.yaml and setting.yaml in document:
+        return _parse(setting, str(document[setting.yaml]), file=path, field=setting.yaml)
+    return setting.default
+
+
+def _parse(setting: Setting, text: str, *, file: str | None, field: str) -> Any:
+    try:
+        return setting.parse(text)
+    except ValueError as error:
+        raise InputError(str(error), file=file, field=field) from error
+
+
+def _read_yaml(path: str) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(error.strerror or str(error), file=path) from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise InputError("not valid YAML", file=path, line=mark.line + 1 if mark else None) from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise InputError("expected a mapping", file=path)
+    known = {setting.yaml for setting in SETTINGS if setting.yaml}
+    for key in document:
+        if key not in known:
+            raise InputError("unknown setting", file=path, field=str(key))
+    return document

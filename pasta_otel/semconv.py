@@ -1,0 +1,78 @@
+"""Names, once: OpenTelemetry semantic conventions that we use, and our own ``pasta.*``.
+
+Every metric that any process of ours exports stands in ``METRICS``; the documentation is tested against it.
+Source of the OpenTelemetry names: semantic-conventions v1.44.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+SCOPE = "pasta_otel"
+
+# resource
+SERVICE_NAME = "service.name"
+SERVICE_INSTANCE_ID = "service.instance.id"
+PROCESS_PID = "process.pid"
+CONTAINER_ID = "container.id"
+HOST_NAME = "host.name"
+
+# span attributes
+CODE_FILE_PATH = "code.file.path"
+CODE_FUNCTION_NAME = "code.function.name"
+CODE_LINE_NUMBER = "code.line.number"
+THREAD_ID = "thread.id"
+ERROR_TYPE = "error.type"
+PEER_SERVICE = "peer.service"
+SERVER_ADDRESS = "server.address"
+
+# ours, on spans
+MODULE_PATH = "pasta.torch.module.path"
+MODULE_CLASS = "pasta.torch.module.class"
+LINK_METHOD = "pasta.link.method"
+
+# breaker transitions are spans of this name
+BREAKER_SPAN = "pasta.breaker.transition"
+BREAKER_NAME = "pasta.breaker.name"
+BREAKER_FROM = "pasta.breaker.from"
+BREAKER_TO = "pasta.breaker.to"
+BREAKER_REASON = "pasta.breaker.reason"
+
+# flags
+FLAG_DEGRADE_PREFIX = "degrade."
+FLAG_CAPTURE = "pasta.capture"
+
+# host counters by process (cumulative; seconds unless said otherwise)
+RUN_DELAY = "run_delay_seconds"  # /proc/PID/schedstat, second field
+CPU_TIME = "cpu_time_seconds"  # /proc/PID/schedstat, first field
+CGROUP_PERIODS = "cgroup_periods"
+CGROUP_THROTTLED_PERIODS = "cgroup_throttled_periods"
+CGROUP_THROTTLED_TIME = "cgroup_throttled_seconds"
+HOST_METRICS = (RUN_DELAY, CPU_TIME, CGROUP_PERIODS, CGROUP_THROTTLED_PERIODS, CGROUP_THROTTLED_TIME)
+
+Instrument = Literal["counter", "updowncounter", "gauge", "histogram"]
+
+
+class MetricSpec(NamedTuple):
+    """One metric we export: OpenTelemetry name, instrument, UCUM unit, meaning."""
+
+    name: str
+    instrument: Instrument
+    unit: str
+    description: str
+
+
+METRICS: dict[str, MetricSpec] = {}
+
+
+def _metric(name: str, instrument: Instrument, unit: str, description: str) -> str:
+    METRICS[name] = MetricSpec(name, instrument, unit, description)
+    return name
+
+
+# spans through a process: received - rejected = ok + dropped by reason + pending, per sink
+SPANS_RECEIVED = _metric("pasta.spans.received", "counter", "{span}", "Spans that reached the receiver.")
+SPANS_REJECTED = _metric("pasta.spans.rejected", "counter", "{span}", "Spans refused by the receiver, by `reason`.")
+SINK_OK = _metric("pasta.sink.spans.ok", "counter", "{span}", "Spans that a sink took, by `sink`.")
+SINK_DROPPED = _metric("pasta.sink.spans.dropped", "counter", "{span}", "Spans a sink lost, by `sink` and `reason`.")
+SINK_PENDING = _metric("pasta.sink.spans.pending", "updowncounter", "{span}", "Spans waiting for a sink, by `sink`.")
