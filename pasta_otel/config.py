@@ -1,4 +1,4 @@
-"""Settings: standard ``OTEL_*`` first, then ``PASTA_*``, then a YAML file; one table that the documentation is tested against."""
+"""Settings: standard ``OTEL_*`` first, then ``PASTA_*``, then a YAML file; the documentation is tested against the table."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class HostSample:
     value: float
 
 
-# ---- SLO ---------------------------------------------------------------------------------------------------------------
+# ---- SLO -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +149,43 @@ class EventCounts:
     def bad(self) -> float:
         """Return total minus good."""
         return self.total - self.good
+
+
+@dataclass(frozen=True, slots=True)
+class TimeWindow:
+    """A half-open interval of wall time: start <= t < end."""
+
+    start_unix_nano: int
+    end_unix_nano: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpanSLI:
+    """Which spans are an SLO's events, and which of them are good (``metricSource.type: spans``).
+
+    Attributes:
+        service: ``service.name``.
+        operation: Span name, or None for any.
+        kind: ``server`` (default), ``client``, ``internal``, ``producer`` or ``consumer``.
+        where: Span attributes that must equal these values.
+        good_status: True when a span with status ERROR is bad (``good: status != error``).
+        threshold_ns: A span that lasts longer than this is bad; None = no latency condition.
+    """
+
+    service: str
+    operation: str | None = None
+    kind: str = "server"
+    where: tuple[tuple[str, str | int | float | bool], ...] = ()
+    good_status: bool = True
+    threshold_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CountRequest:
+    """One window of one SLI; ``sli`` is a SpanSLI or another source's own frozen record."""
+
+    sli: Any
+    window: TimeWindow
 
 
 # ---- questions the attribution asks the span store -------------------------------------------------------------------
@@ -192,14 +229,6 @@ class Samples:
     errors: int = 0
     requests: int = 0
     examples: tuple[SpanRef, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TimeWindow:
-    """A half-open interval of wall time: start <= t < end."""
-
-    start_unix_nano: int
-    end_unix_nano: int
 
 
 # ---- attribution -----------------------------------------------------------------------------------------------------
