@@ -1,0 +1,63 @@
+"""The built wheel: what it holds, and that it works in an empty environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out, ROOT],
+        check=True,
+        capture_output=True,
+    )
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_the_wheels_only_top_level_package_is_pasta_otel(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"pasta_otel"}
+    assert {"pasta_otel/slo/controller.py", "pasta_otel/py.typed"} <= set(names)
+
+
+def test_the_wheel_carries_the_data_it_reads_at_run_time(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    for folder in ("slo", "exporters", "ebpf", "pasta_otel/demo"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in {".yaml", ".json", ".html", ".css", ".js", ".sql"}:
+                inside = path.relative_to(ROOT).as_posix()
+                assert (inside if inside.startswith("pasta_otel/") else f"pasta_otel/{inside}") in names
+
+
+def test_the_wheel_installs_into_an_empty_environment_and_its_command_starts(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", wheel], check=True, capture_output=True)
+    shown = subprocess.run(
+        [tmp_path / "env" / "bin" / "pasta-otel", "--help"], check=True, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert "sidecar" in shown.stdout
+    imported = subprocess.run(
+        [
+            python,
+            "-c",
+            "import pasta_otel, pasta_otel.slo, sys; print('torch' in sys.modules, 'duckdb' in sys.modules)",
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert imported.stdout.split() == ["False", "False"]
