@@ -44,11 +44,13 @@ lint: install-test
 	$(BIN)/lint-imports
 
 test: install-test
+	tests/prepare_host.sh
 	tests/tools.sh
 	$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)
 
 test-slow: install-test
+	tests/prepare_host.sh
 	tests/tools.sh
 	$(BIN)/python -m pytest -m 'not gpu' --timeout 900 $(PYTEST_ARGS)
 
