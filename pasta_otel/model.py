@@ -64,6 +64,18 @@ class OpSpan(NamedTuple):
     status_message: str | None = None  # set when the region raised: the exception's type name
 
 
+class StringColumn(NamedTuple):
+    """A column of strings by dictionary code, for values that repeat (what capture interns anyway).
+
+    Attributes:
+        codes: int32 array of shape (N,): index into ``values``; -1 = absent for that row.
+        values: The distinct strings.
+    """
+
+    codes: NDArray[np.int32]
+    values: Sequence[str]
+
+
 @dataclass(frozen=True, slots=True)
 class SpanColumns:
     """N spans by column: what the columnar OTLP encoder takes (OpSpan and GpuSpan batches).
@@ -76,9 +88,10 @@ class SpanColumns:
         end_time_unix_nano: uint64 array of shape (N,).
         site: int32 array of shape (N,): index into ``sites``.
         sites: Names and constant attributes.
-        attributes: Attributes that differ by row: int64, float64 or bool arrays of shape (N,), or a list of N strings
-            (None = absent for that row).
+        attributes: Attributes that differ by row: int64, float64 or bool arrays of shape (N,), a StringColumn, or a
+            list of N strings (None = absent for that row).
         error: bool array of shape (N,) or None: span status ERROR.
+        status_message: What rows with an error say: a StringColumn, a list of N strings (None = nothing), or None.
     """
 
     trace_id: NDArray[np.uint8]
@@ -90,6 +103,7 @@ class SpanColumns:
     sites: Sequence[SpanSite]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     error: NDArray[np.bool_] | None = None
+    status_message: StringColumn | Sequence[str | None] | None = None
 
     def __len__(self) -> int:
         """Return the number of spans."""
