@@ -37,6 +37,7 @@ BREAKER_NAME = "pasta.breaker.name"
 BREAKER_FROM = "pasta.breaker.from"
 BREAKER_TO = "pasta.breaker.to"
 BREAKER_REASON = "pasta.breaker.reason"
+BREAKER_SEQUENCE = "pasta.breaker.sequence"
 
 # flags
 FLAG_DEGRADE_PREFIX = "degrade."
@@ -76,3 +77,45 @@ SPANS_REJECTED = _metric("pasta.spans.rejected", "counter", "{span}", "Spans ref
 SINK_OK = _metric("pasta.sink.spans.ok", "counter", "{span}", "Spans that a sink took, by `sink`.")
 SINK_DROPPED = _metric("pasta.sink.spans.dropped", "counter", "{span}", "Spans a sink lost, by `sink` and `reason`.")
 SINK_PENDING = _metric("pasta.sink.spans.pending", "updowncounter", "{span}", "Spans waiting for a sink, by `sink`.")
+
+# metric points through the receiver: the same identity as for spans
+POINTS_RECEIVED = _metric("pasta.points.received", "counter", "{point}", "Metric points that reached the receiver.")
+POINTS_REJECTED = _metric("pasta.points.rejected", "counter", "{point}", "Metric points refused, by `reason`.")
+POINTS_SINK_OK = _metric("pasta.sink.points.ok", "counter", "{point}", "Metric points that a sink took, by `sink`.")
+POINTS_SINK_DROPPED = _metric(
+    "pasta.sink.points.dropped", "counter", "{point}", "Metric points a sink lost, by `sink` and `reason`."
+)
+POINTS_SINK_PENDING = _metric(
+    "pasta.sink.points.pending", "updowncounter", "{point}", "Metric points waiting for a sink, by `sink`."
+)
+RECEIVER_REFUSED = _metric(
+    "pasta.receiver.requests.refused", "counter", "{request}", "Requests answered with an error, by `reason`."
+)
+FORWARD_RETRIES = _metric("pasta.forward.retries", "counter", "{request}", "Requests to upstream that were sent again.")
+STORE_LATE = _metric(
+    "pasta.store.spans.late", "counter", "{span}", "Spans that arrived after their end plus the grace: in no SLI count."
+)
+STORE_EXPIRED = _metric("pasta.store.spans.expired", "counter", "{span}", "Spans deleted by retention, by `reason`.")
+STORE_SIZE = _metric("pasta.store.size", "gauge", "By", "Bytes the store's file (or memory) holds.")
+STORE_OPEN_SPANS = _metric("pasta.store.spans.open", "gauge", "{span}", "Spans held until their trace closes.")
+
+# response: breakers, flags, actions
+BREAKER_TRANSITIONS = _metric(
+    "pasta.breaker.transitions", "counter", "{transition}", "Breaker state changes, by breaker, from and to."
+)
+BREAKER_CALLS = _metric(
+    "pasta.breaker.calls", "counter", "{call}", "Calls through a breaker, by breaker and `outcome`."
+)
+FLAG_POLLS = _metric(
+    "pasta.flag.polls",
+    "counter",
+    "{poll}",
+    "Refreshes of the app's flag snapshot, by `result` (ok, unchanged, failed).",
+)
+ACTIONS = _metric("pasta.actions", "counter", "{action}", "Actions of the controller, by `action` and `outcome`.")
+NOTIFICATIONS = _metric(
+    "pasta.notifications",
+    "counter",
+    "{notification}",
+    "Notifications, by `channel` and `outcome` (sent, failed, dropped).",
+)
