@@ -119,3 +119,8 @@ NOTIFICATIONS = _metric(
     "{notification}",
     "Notifications, by `channel` and `outcome` (sent, failed, dropped).",
 )
+
+# attribution
+ATTRIBUTION_DURATION = _metric(
+    "pasta.attribution.duration", "histogram", "s", "How long an attribution took, by `outcome` (cause, no_cause)."
+)
