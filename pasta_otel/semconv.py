@@ -124,3 +124,28 @@ NOTIFICATIONS = _metric(
 ATTRIBUTION_DURATION = _metric(
     "pasta.attribution.duration", "histogram", "s", "How long an attribution took, by `outcome` (cause, no_cause)."
 )
+
+# SLO controller
+SLO_OBJECTIVE = _metric("pasta.slo.objective", "gauge", "1", "Share of events that must be good, by `slo`.")
+SLO_BURN_RATE = _metric(
+    "pasta.slo.burn_rate", "gauge", "1", "Error ratio over the error budget, by `slo`, `window`; absent without data."
+)
+SLO_BUDGET_REMAINING = _metric(
+    "pasta.slo.budget.remaining", "gauge", "1", "Share of the period's error budget that is left, by `slo`."
+)
+SLO_BURNING = _metric("pasta.slo.burning", "gauge", "1", "1 while the SLO burns, 0 while it is ok, by `slo`.")
+SLO_NO_DATA = _metric("pasta.slo.no_data", "gauge", "1", "1 while nothing can be said, by `slo` and `reason`.")
+SLO_TRANSITIONS = _metric("pasta.slo.transitions", "counter", "{transition}", "Verdict changes, by `slo`, `to`.")
+SLO_TICK_DURATION = _metric("pasta.slo.tick.duration", "histogram", "s", "Time one evaluation of all SLOs took.")
+SLO_TICKS_MISSED = _metric("pasta.slo.ticks.missed", "counter", "{tick}", "Ticks skipped because one took too long.")
+SLO_ERRORS = _metric(
+    "pasta.slo.errors", "counter", "{error}", "Errors that the controller survived, by `part` (source, responder, ...)."
+)
+
+# SLO verdict changes are spans of this name
+SLO_SPAN = "pasta.slo.transition"
+SLO_NAME = "pasta.slo.name"
+SLO_FROM = "pasta.slo.from"
+SLO_TO = "pasta.slo.to"
+SLO_REASON = "pasta.slo.reason"
+SLO_CAUSE = "pasta.slo.cause"

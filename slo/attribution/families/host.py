@@ -1,0 +1,120 @@
+"""Host evidence by process: cgroup throttling and run delay, read from cumulative counters."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pasta_otel.model import CauseKind, Evidence, HostSample
+from pasta_otel.semconv import CGROUP_PERIODS, CGROUP_THROTTLED_PERIODS, CGROUP_THROTTLED_TIME, CPU_TIME, RUN_DELAY
+from pasta_otel.slo.attribution.record import SECOND_NS, Record
+
+SHARED_BY_CGROUP = frozenset({CGROUP_PERIODS, CGROUP_THROTTLED_PERIODS, CGROUP_THROTTLED_TIME})
+
+
+@dataclass(frozen=True, slots=True)
+class HostPressure:
+    """The machine kept a service's processes from running."""
+
+    kind: CauseKind
+    strength: float
+    evidence: tuple[Evidence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast a counter grew in one window.
+
+    Attributes:
+        per_second: Increase a second of wall time.
+        n: Readings.
+    """
+
+    per_second: float
+    n: int
+
+
+Rates = Mapping[str, Mapping[str, Rate]]
+
+
+def host_rates(samples: Sequence[HostSample]) -> Rates:
+    """Return service -> metric -> rate; absent where fewer than two readings exist (absent is not zero).
+
+    Processes of one service add up, except for cgroup counters: its processes usually share the cgroup, so the largest
+    stands for all.
+    """
+    series: dict[tuple[str, str, int], list[HostSample]] = defaultdict(list)
+    for sample in samples:
+        series[sample.service, sample.metric, sample.pid].append(sample)
+    rates: dict[str, dict[str, Rate]] = defaultdict(dict)
+    for (service, metric, _), readings in sorted(series.items(), key=lambda item: item[0]):
+        rate = _rate(readings)
+        if rate is not None:
+            known = rates[service].get(metric)
+            rates[service][metric] = rate if known is None else _join(metric, known, rate)
+    return rates
+
+
+def _rate(readings: Sequence[HostSample]) -> Rate | None:
+    ordered = sorted(readings, key=lambda sample: sample.time_unix_nano)
+    wall = (ordered[-1].time_unix_nano - ordered[0].time_unix_nano) / SECOND_NS
+    if len(ordered) < 2 or wall <= 0:
+        return None
+    # a counter that fell started again at zero: what it shows now is its increase
+    grown = sum(new.value - old.value if new.value >= old.value else new.value for old, new in pairwise(ordered))
+    return Rate(grown / wall, len(ordered))
+
+
+def _join(metric: str, a: Rate, b: Rate) -> Rate:
+    if metric in SHARED_BY_CGROUP:
+        return max(a, b, key=lambda rate: rate.per_second)
+    return Rate(a.per_second + b.per_second, a.n + b.n)
+
+
+def host_pressure(record: Record) -> dict[str, HostPressure]:
+    """Return, per service, why its processes did not run; throttling first, as it is the more specific reason."""
+    before, after = host_rates(record.host_before), host_rates(record.host_after)
+    found: dict[str, HostPressure] = {}
+    for service in sorted(after):
+        pressure = _throttled(record, service, before, after) or _contended(record, service, before, after)
+        if pressure is not None:
+            found[service] = pressure
+    return found
+
+
+def _ratio(rates: Rates, service: str, part: str, whole: Sequence[str]) -> float | None:
+    known = rates.get(service, {})
+    if part not in known or any(name not in known for name in whole):
+        return None
+    total = sum(known[name].per_second for name in whole)
+    return known[part].per_second / total if total > 0 else 0.0
+
+
+def _throttled(record: Record, service: str, before: Rates, after: Rates) -> HostPressure | None:
+    new = _ratio(after, service, CGROUP_THROTTLED_PERIODS, (CGROUP_PERIODS,))
+    old = _ratio(before, service, CGROUP_THROTTLED_PERIODS, (CGROUP_PERIODS,)) or 0.0  # no cgroup yet: not throttled
+    if new is None or new <= 0 or new - old < record.limits.throttled_share:
+        return None
+    share = Evidence("host", "cgroup_throttled_share", old, new, new - old, after[service][CGROUP_THROTTLED_PERIODS].n)
+    evidence = [share, *_rate_evidence(CGROUP_THROTTLED_TIME, service, before, after)]
+    return HostPressure("cpu_throttled", min(1.0, new - old), tuple(evidence))
+
+
+def _contended(record: Record, service: str, before: Rates, after: Rates) -> HostPressure | None:
+    new = _ratio(after, service, RUN_DELAY, (RUN_DELAY, CPU_TIME))
+    old = _ratio(before, service, RUN_DELAY, (RUN_DELAY, CPU_TIME))
+    if new is None or old is None or new <= 0 or new - old < record.limits.wait_share:
+        return None
+    share = Evidence("host", "run_delay_share", old, new, new - old, after[service][RUN_DELAY].n)
+    evidence = [share, *_rate_evidence(RUN_DELAY, service, before, after)]
+    return HostPressure("cpu_contention", min(1.0, new - old), tuple(evidence))
+
+
+def _rate_evidence(metric: str, service: str, before: Rates, after: Rates) -> list[Evidence]:
+    new, old = after.get(service, {}).get(metric), before.get(service, {}).get(metric)
+    if new is None:
+        return []
+    start = old.per_second if old else 0.0
+    return [Evidence("host", f"{metric}_per_second", start, new.per_second, new.per_second - start, new.n)]
