@@ -2,8 +2,8 @@
 
 Every span is a row of pieces (ids and times, the site's constants, one piece per varying attribute, status). A piece's
 bytes are made for all rows at once, as blocks of equal width; cumulative lengths give each row's offset, and a block is
-scattered by one indexed assignment of fixed-width items. Nothing runs per span in Python. Protobuf allows any field order,
-so what has a fixed width comes first.
+scattered by one indexed assignment of fixed-width items. Nothing runs per span in Python. Protobuf allows any field
+order, so what has a fixed width comes first.
 """
 
 from __future__ import annotations
@@ -261,8 +261,7 @@ def _groups(keys: NDArray[np.intp]) -> Iterator[tuple[int, Rows]]:
         yield int(present[0]), None
         return
     order = np.argsort(keys, kind="stable")
-    for key, rows in zip(present.tolist(), np.split(order, np.cumsum(counts[present])[:-1]), strict=True):
-        yield key, rows
+    yield from zip(present.tolist(), np.split(order, np.cumsum(counts[present])[:-1]), strict=True)
 
 
 def _headers(body: NDArray[np.int64], header_widths: NDArray[np.int64]) -> _Column:

@@ -1,0 +1,140 @@
+"""Send encoded requests with retry under one deadline, and say exactly what became of every item.
+
+Runs on a worker's thread only; the application's threads never come here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pasta_otel.exporters.otlp.config import OtlpConfig
+from pasta_otel.exporters.otlp.transport import Reply, Transport, make_transport
+
+_logger = logging.getLogger(__name__)
+
+BACKOFF_FIRST_S = 1.0
+BACKOFF_CAP_S = 30.0
+JITTER = 0.2  # OTLP specification: exponential back-off with jitter
+SAME_WARNING_EVERY_S = 20.0
+
+
+class Outcome(NamedTuple):
+    """What became of one request's items: ``ok + dropped`` is their number."""
+
+    ok: int
+    dropped: int = 0
+    reason: str = ""
+
+
+class Sender:
+    """Deliver raw OTLP request bytes to one destination.
+
+    Args:
+        config: The destination.
+        transport: How to send; made from ``config`` if not given.
+        monotonic: Clock for deadlines, seconds.
+        rand: Uniform random number in [0, 1) for the jitter.
+    """
+
+    def __init__(
+        self,
+        config: OtlpConfig,
+        *,
+        transport: Transport | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        rand: Callable[[], float] = random.random,
+    ) -> None:
+        self.config = config
+        self._transport = transport or make_transport(config)
+        self._monotonic, self._rand = monotonic, rand
+        self._changed = threading.Condition()
+        self._limit_s = math.inf
+        self._warned: dict[str, float] = {}
+
+    def send(self, body: bytes, items: int) -> Outcome:
+        """Send one request; retry transient failures until its deadline.
+
+        Args:
+            body: The encoded request.
+            items: How many spans or points are in it.
+
+        Returns:
+            How many the receiver took, how many are lost and why. Never raises for network trouble.
+        """
+        deadline = self._monotonic() + self.config.timeout_s
+        reason = "shutdown"
+        attempt = 0
+        while (remaining := min(deadline, self._limit_s) - self._monotonic()) > 0:
+            reply = self._transport.post(body, remaining)
+            if reply.kind == "ok":
+                return self._accepted(reply, items)
+            reason = reply.reason
+            if reply.kind == "refused":
+                break
+            if not self._pause(self._backoff(attempt, reply), deadline):
+                break
+            attempt += 1
+        detail = f": {reply.message}" if reason != "shutdown" and reply.message else ""
+        self._warn(reason, f"{items} items for {self.config.target} dropped, {reason}{detail}")
+        return Outcome(0, items, reason)
+
+    def limit(self, timeout_s: float) -> None:
+        """Let nothing take longer than ``timeout_s`` from now, whatever waits or comes; for an orderly shutdown."""
+        with self._changed:
+            self._limit_s = min(self._limit_s, self._monotonic() + timeout_s)
+            self._changed.notify_all()
+
+    def abort(self) -> None:
+        """End everything now, a request in flight included."""
+        self.limit(0.0)
+        self._transport.abort()
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._transport.close()
+
+    def after_fork(self) -> None:
+        """Make the child's copy usable: no connection, no lock of the parent's threads."""
+        self._changed = threading.Condition()
+        self._transport.after_fork()
+
+    def _accepted(self, reply: Reply, items: int) -> Outcome:
+        rejected = min(reply.rejected, items)
+        if rejected:
+            self._warn_now(f"{self.config.target} rejected {rejected} of {items} items: {reply.message}")
+        elif reply.message:
+            self._warn_now(f"{self.config.target} accepted {items} items and says: {reply.message}")
+        return Outcome(items - rejected, rejected, "rejected" if rejected else "")
+
+    def _backoff(self, attempt: int, reply: Reply) -> float:
+        if reply.retry_after_s is not None:
+            return reply.retry_after_s
+        pause = min(BACKOFF_FIRST_S * 2.0**attempt, BACKOFF_CAP_S)
+        return pause * (1 - JITTER + 2 * JITTER * self._rand())
+
+    def _pause(self, seconds: float, deadline: float) -> bool:
+        """Wait; False when the pause would end after the deadline (which ``limit`` may bring nearer meanwhile)."""
+        until = self._monotonic() + seconds
+        with self._changed:
+            while until < min(deadline, self._limit_s):
+                now = self._monotonic()
+                if now >= until:
+                    return True
+                self._changed.wait(until - now)
+        return False
+
+    def _warn(self, key: str, text: str) -> None:
+        """Warn once per reason and 20 s: a dead collector must not fill the log."""
+        now = self._monotonic()
+        if now - self._warned.get(key, -math.inf) >= SAME_WARNING_EVERY_S:
+            self._warned[key] = now
+            self._warn_now(text)
+
+    def _warn_now(self, text: str) -> None:
+        _logger.warning("%s", text)
