@@ -1,0 +1,305 @@
+#include "live.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_BUFFERS 1024u
+#define CUPTI_OK 0
+#define CUPTI_NO_FUNCTION 1000 /* ours: this CUPTI has no such function */
+
+typedef int (*fn_any)(void);
+typedef void (*buffer_requested)(uint8_t **, size_t *, size_t *);
+typedef void (*buffer_completed)(void *, uint32_t, uint8_t *, size_t, size_t);
+
+typedef struct { /* CUpti_SubscriberParams: 13.0 and 13.1 end after old_size */
+  size_t struct_size;
+  const char *name;
+  char *old_name;
+  size_t old_size;
+  uint8_t allow_multiple, padding[7];
+} subscriber_params;
+
+static struct {
+  void *library;
+  char path[512];
+  uint32_t version;
+  const pasta_layout *layout;
+  pasta_ring *ring;
+  int (*get_version)(uint32_t *);
+  int (*register_callbacks)(buffer_requested, buffer_completed);
+  int (*enable)(uint32_t), (*disable)(uint32_t);
+  int (*enable_runtime)(uint32_t, uint8_t), (*enable_driver)(uint32_t, uint8_t);
+  int (*flush_all)(uint32_t);
+  int (*push)(uint32_t, uint64_t), (*pop)(uint32_t, uint64_t *);
+  int (*timestamp)(uint64_t *);
+  int (*dropped)(void *, uint32_t, size_t *);
+  int (*next_record)(uint8_t *, size_t, uint8_t **);
+  int (*subscribe)(void **, void *, void *);
+  int (*subscribe_v2)(void **, void *, void *, subscriber_params *);
+  int (*unsubscribe)(void *);
+  int (*struct_size)(uint32_t, uint32_t, size_t *);
+  int (*graph_node_id)(void *, uint64_t *);
+  int (*callback_name)(uint32_t, uint32_t, const char **);
+  int (*result_string)(int, const char **);
+  int (*finalize)(void);
+} cupti;
+
+static struct {
+  pthread_mutex_t lock;
+  size_t bytes;
+  uint32_t limit, allocated, idle_count;
+  uint8_t *all[MAX_BUFFERS], *idle[MAX_BUFFERS];
+  pasta_live_counts counts;
+  uint8_t *record;
+  size_t record_limit, record_used;
+  int walked;
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static fn_any symbol(const char *name) {
+  fn_any function;
+  void *address = dlsym(cupti.library, name);
+  memcpy(&function, &address, sizeof function);
+  return function;
+}
+
+#define BIND(field, name) (cupti.field = (__typeof__(cupti.field))symbol(name))
+
+static int bind_all(char *message, size_t size) {
+  BIND(get_version, "cuptiGetVersion");
+  BIND(register_callbacks, "cuptiActivityRegisterCallbacks");
+  BIND(enable, "cuptiActivityEnable");
+  BIND(disable, "cuptiActivityDisable");
+  BIND(flush_all, "cuptiActivityFlushAll");
+  BIND(push, "cuptiActivityPushExternalCorrelationId");
+  BIND(pop, "cuptiActivityPopExternalCorrelationId");
+  BIND(timestamp, "cuptiGetTimestamp");
+  BIND(dropped, "cuptiActivityGetNumDroppedRecords");
+  BIND(next_record, "cuptiActivityGetNextRecord");
+  BIND(subscribe, "cuptiSubscribe");
+  BIND(unsubscribe, "cuptiUnsubscribe");
+  BIND(enable_runtime, "cuptiActivityEnableRuntimeApi"); /* from 12.6 */
+  BIND(enable_driver, "cuptiActivityEnableDriverApi");
+  BIND(subscribe_v2, "cuptiSubscribe_v2");        /* from 13.0 */
+  BIND(struct_size, "cuptiActivityGetStructSize"); /* from 13.2 */
+  BIND(graph_node_id, "cuptiGetGraphNodeId");
+  BIND(callback_name, "cuptiGetCallbackName");
+  BIND(result_string, "cuptiGetResultString");
+  BIND(finalize, "cuptiFinalize");
+  if (cupti.get_version && cupti.register_callbacks && cupti.enable && cupti.disable && cupti.flush_all && cupti.push &&
+      cupti.pop && cupti.timestamp && cupti.dropped && cupti.next_record && cupti.subscribe && cupti.unsubscribe)
+    return 0;
+  snprintf(message, size, "%s lacks functions of the CUPTI activity API", cupti.path);
+  return -1;
+}
+
+int pasta_live_load(const char *path, char *message, size_t size) {
+  if (cupti.library && cupti.layout) {
+    if (strcmp(path, cupti.path) == 0) return 0;
+    snprintf(message, size, "another CUPTI is loaded already: %s", cupti.path);
+    return -1;
+  }
+  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    snprintf(message, size, "%s", dlerror());
+    return -1;
+  }
+  cupti.library = library;
+  snprintf(cupti.path, sizeof cupti.path, "%s", path);
+  if (bind_all(message, size) != 0) return -1;
+  int code = cupti.get_version(&cupti.version);
+  cupti.layout = code == CUPTI_OK ? pasta_layout_for(cupti.version) : NULL;
+  if (cupti.layout) return 0;
+  if (code != CUPTI_OK)
+    snprintf(message, size, "cuptiGetVersion failed: %s", pasta_live_error(code));
+  else
+    snprintf(message, size, "%s has CUPTI API version %u, whose record layout is not known; known are %s", path,
+             cupti.version, pasta_layouts_known());
+  return -1;
+}
+
+uint32_t pasta_live_version(void) { return cupti.version; }
+
+static int owned(const uint8_t *buffer) {
+  for (uint32_t i = 0; i < pool.allocated; i++)
+    if (pool.all[i] == buffer) return 1;
+  return 0;
+}
+
+static void on_requested(uint8_t **buffer, size_t *size, size_t *max_records) {
+  *max_records = 0;
+  *buffer = NULL;
+  *size = 0;
+  pthread_mutex_lock(&pool.lock);
+  if (pool.idle_count) {
+    *buffer = pool.idle[--pool.idle_count];
+  } else if (pool.allocated < pool.limit) {
+    void *memory = NULL;
+    if (posix_memalign(&memory, 4096, pool.bytes) == 0) {
+      pool.all[pool.allocated++] = memory;
+      *buffer = memory;
+    }
+  }
+  if (*buffer) {
+    *size = pool.bytes;
+    pool.counts.buffers_out++;
+  } else {
+    pool.counts.buffers_refused++;
+  }
+  pthread_mutex_unlock(&pool.lock);
+}
+
+/* Once for each attach: CUPTI's own walker must step exactly as our size table does. */
+static int walk_agrees(uint8_t *buffer, size_t valid) {
+  uint8_t *record = NULL;
+  size_t at = 0;
+  for (int i = 0; i < 4096 && cupti.next_record(buffer, valid, &record) == CUPTI_OK; i++) {
+    uint32_t kind;
+    memcpy(&kind, record, sizeof kind);
+    if (record != buffer + at) return 0;
+    uint16_t size = kind < PASTA_KIND_LIMIT ? cupti.layout->size[kind] : 0;
+    if (!size) return 1; /* the decoder stops here too, and counts it */
+    at += size;
+  }
+  return 1;
+}
+
+static void keep_copy(const uint8_t *buffer, size_t valid) {
+  uint64_t length = valid;
+  if (!pool.record || pool.record_used + sizeof length + valid > pool.record_limit) return;
+  memcpy(pool.record + pool.record_used, &length, sizeof length);
+  memcpy(pool.record + pool.record_used + sizeof length, buffer, valid);
+  pool.record_used += sizeof length + valid;
+}
+
+static void on_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid) {
+  (void)size;
+  size_t dropped = 0;
+  pthread_mutex_lock(&pool.lock);
+  int ours = buffer && owned(buffer), check = ours && valid && !pool.walked, agrees = 1;
+  if (check) {
+    pool.walked = 1;
+    agrees = walk_agrees(buffer, valid);
+    if (!agrees) pool.counts.walk_mismatches++;
+  }
+  if (ours && valid) keep_copy(buffer, valid);
+  if (!ours) pool.counts.foreign_buffers++;
+  int trusted = pool.counts.walk_mismatches == 0;
+  pthread_mutex_unlock(&pool.lock);
+  if (ours && valid && trusted && cupti.ring) pasta_decode(cupti.ring, cupti.layout, buffer, valid, NULL);
+  if (cupti.dropped(context, stream, &dropped) != CUPTI_OK) dropped = 0;
+  pthread_mutex_lock(&pool.lock);
+  pool.counts.dropped += dropped;
+  if (ours) {
+    pool.idle[pool.idle_count++] = buffer;
+    if (pool.counts.buffers_out) pool.counts.buffers_out--;
+  }
+  pthread_mutex_unlock(&pool.lock);
+}
+
+int pasta_live_attach(pasta_ring *ring, size_t buffer_bytes, uint32_t max_buffers, char *message, size_t size) {
+  if (!cupti.layout) {
+    snprintf(message, size, "load a CUPTI library first");
+    return -1;
+  }
+  pthread_mutex_lock(&pool.lock);
+  if (pool.allocated && pool.bytes != buffer_bytes) {
+    pthread_mutex_unlock(&pool.lock);
+    snprintf(message, size, "the buffer size cannot change while the process runs");
+    return -1;
+  }
+  pool.bytes = buffer_bytes;
+  pool.limit = max_buffers < MAX_BUFFERS ? max_buffers : MAX_BUFFERS;
+  pool.walked = 0;
+  cupti.ring = ring;
+  pthread_mutex_unlock(&pool.lock);
+  return 0;
+}
+
+void pasta_live_forget_buffers(void) {
+  pthread_mutex_lock(&pool.lock);
+  /* What is out is with the client that replaced our callbacks: it may still be written, so it is never reused. */
+  pool.counts.buffers_lost += pool.counts.buffers_out;
+  pool.counts.buffers_out = 0;
+  memcpy(pool.all, pool.idle, pool.idle_count * sizeof *pool.all);
+  pool.allocated = pool.idle_count;
+  pthread_mutex_unlock(&pool.lock);
+}
+
+int pasta_live_register(void) { return cupti.register_callbacks(on_requested, on_completed); }
+
+int pasta_live_enable(uint32_t kind, int on) { return on ? cupti.enable(kind) : cupti.disable(kind); }
+
+int pasta_live_enable_call(int driver, uint32_t callback_id, int on) {
+  if (!cupti.enable_runtime || !cupti.enable_driver) return CUPTI_NO_FUNCTION;
+  return driver ? cupti.enable_driver(callback_id, (uint8_t)on) : cupti.enable_runtime(callback_id, (uint8_t)on);
+}
+
+int pasta_live_flush(uint32_t flag) { return cupti.flush_all(flag); }
+int pasta_live_push(uint32_t kind, uint64_t id) { return cupti.push(kind, id); }
+int pasta_live_pop(uint32_t kind, uint64_t *last) { return cupti.pop(kind, last); }
+int pasta_live_timestamp(uint64_t *now) { return cupti.timestamp(now); }
+int pasta_live_finalize(void) { return cupti.finalize ? cupti.finalize() : CUPTI_NO_FUNCTION; }
+
+static void ignore_callback(void *user, uint32_t domain, uint32_t id, const void *data) {
+  (void)user, (void)domain, (void)id, (void)data;
+}
+
+int pasta_live_probe(char *who, size_t size) {
+  void *handle = NULL, *callback;
+  void (*function)(void *, uint32_t, uint32_t, const void *) = ignore_callback;
+  memcpy(&callback, &function, sizeof callback);
+  who[0] = 0;
+  int code;
+  if (cupti.subscribe_v2) {
+    size_t bytes = cupti.version < 130200 ? offsetof(subscriber_params, allow_multiple) : sizeof(subscriber_params);
+    subscriber_params params = {bytes, "pasta-otel", who, size, 0, {0}};
+    code = cupti.subscribe_v2(&handle, callback, NULL, &params);
+  } else {
+    code = cupti.subscribe(&handle, callback, NULL);
+  }
+  if (code == CUPTI_OK) cupti.unsubscribe(handle);
+  return code;
+}
+
+int pasta_live_struct_size(uint32_t kind, size_t *size) {
+  return cupti.struct_size ? cupti.struct_size(kind, 0, size) : CUPTI_NO_FUNCTION;
+}
+
+int pasta_live_graph_node_id(void *node, uint64_t *id) {
+  return cupti.graph_node_id ? cupti.graph_node_id(node, id) : CUPTI_NO_FUNCTION;
+}
+
+int pasta_live_call_name(int driver, uint32_t callback_id, const char **name) {
+  return cupti.callback_name ? cupti.callback_name(driver ? 1 : 2, callback_id, name) : CUPTI_NO_FUNCTION;
+}
+
+const char *pasta_live_error(int code) {
+  const char *text = NULL;
+  if (code == CUPTI_NO_FUNCTION) return "this CUPTI has no such function";
+  if (cupti.result_string && cupti.result_string(code, &text) == CUPTI_OK && text) return text;
+  return "unknown CUPTI error";
+}
+
+pasta_live_counts pasta_live_stats(void) {
+  pthread_mutex_lock(&pool.lock);
+  pasta_live_counts counts = pool.counts;
+  counts.buffers_allocated = pool.allocated;
+  pthread_mutex_unlock(&pool.lock);
+  return counts;
+}
+
+void pasta_live_record(size_t limit) {
+  pthread_mutex_lock(&pool.lock);
+  free(pool.record);
+  pool.record = limit ? malloc(limit) : NULL;
+  pool.record_limit = pool.record ? limit : 0;
+  pool.record_used = 0;
+  pthread_mutex_unlock(&pool.lock);
+}
+
+const uint8_t *pasta_live_recorded(size_t *length) {
+  *length = pool.record_used;
+  return pool.record;
+}
