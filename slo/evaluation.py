@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pasta_otel.model import Attribution, NoDataReason, Verdict
+from pasta_otel.model import Attribution, NoDataReason, TimeWindow, Verdict
 
 ActionOutcome = Literal["applied", "reverted", "refused", "dry_run", "failed"]
 
@@ -21,7 +21,11 @@ class BurnRate:
         factor: Threshold that both burn rates must exceed.
         long: Burn rate over the long window; None = no data.
         short: Burn rate over the short window; None = no data.
-        exceeded: Both are above the factor.
+        exceeded: Both are above the factor, with enough events behind it; None = cannot be said.
+        active: The pair burns: it was exceeded and its short window has not been below for long enough since.
+        events: Events in the long window.
+        bad_events: Bad events in the long window.
+        note: Why the pair does not fire although its burn rates are above (low traffic), or why it cannot be said.
     """
 
     severity: str
@@ -30,7 +34,11 @@ class BurnRate:
     factor: float
     long: float | None
     short: float | None
-    exceeded: bool
+    exceeded: bool | None
+    active: bool = False
+    events: float = 0.0
+    bad_events: float = 0.0
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,14 @@ class SLOState:
         budget_remaining: Share of the period's error budget left (1 = untouched, negative = overspent); None = no data.
         attribution: Set while burning, once it has been computed.
         annotations: Owner, runbook and dashboard as the SLO file gives them.
+        burn_since_unix_nano: When the burn under way began; it survives ``no_data`` and a restart, so (name, this)
+            names a burn: whatever must happen once a burn is keyed by it. None = no burn under way.
+        period: The period over which the budget counts.
+        good: Good events (or slices) in the period.
+        total: Events (or slices) in the period.
+        coverage: Share of the period that the source can answer for.
+        exhausted_in_ns: When the budget is gone at the present burn rate, from now; None = it is not shrinking.
+        degraded: A source answered with a warning (partial response).
     """
 
     name: str
@@ -62,6 +78,13 @@ class SLOState:
     detail: str = ""
     attribution: Attribution | None = None
     annotations: tuple[tuple[str, str], ...] = ()
+    burn_since_unix_nano: int | None = None
+    period: TimeWindow | None = None
+    good: float = 0.0
+    total: float = 0.0
+    coverage: float = 1.0
+    exhausted_in_ns: int | None = None
+    degraded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

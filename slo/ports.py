@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from pasta_otel.model import Attribution, CountRequest, EventCounts, TimeWindow
+from pasta_otel.model import Attribution, CountRequest, EventCounts, SpanRef, TimeWindow
 from pasta_otel.slo.evaluation import ActionRecord, Evaluation
 
 
@@ -28,3 +28,10 @@ class Responder(Protocol):
 
     def respond(self, evaluation: Evaluation) -> Sequence[ActionRecord]:
         """Return one record for everything done, undone or refused at this tick."""
+
+
+class BadExamples(Protocol):
+    """Name traces that a person can open to see what went wrong."""
+
+    def bad_spans(self, sli: Any, window: TimeWindow, limit: int) -> Sequence[SpanRef]:
+        """Return a few bad events of the window; empty when the source knows no traces."""

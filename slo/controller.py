@@ -1,0 +1,241 @@
+"""Watch SLOs: read counts, decide verdicts, ask why, let somebody act; no source or action is known by name."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from opentelemetry.metrics import Meter
+from opentelemetry.trace import Tracer
+
+from pasta_otel.clock import Clock, SystemClock
+from pasta_otel.model import CountRequest, EventCounts, SpanRef, TimeWindow, Verdict
+from pasta_otel.slo.budget import checked, exhausted_in_ns, remaining
+from pasta_otel.slo.evaluation import Evaluation, SLOState, Transition
+from pasta_otel.slo.investigate import Investigator
+from pasta_otel.slo.periods import length_ns, period_at
+from pasta_otel.slo.ports import Attributor, BadExamples, Responder, SLISource
+from pasta_otel.slo.spec.model import SLO
+from pasta_otel.slo.state import NoState, StateStore
+from pasta_otel.slo.telemetry import Telemetry
+from pasta_otel.slo.verdict import Memory, Outcome, advance, read_pair
+from pasta_otel.slo.windows import BurnRateWindow, BurnRateWindows
+
+T = TypeVar("T")
+NS_PER_SECOND = 1_000_000_000
+DEFAULT_GRACE_NS = 30 * NS_PER_SECOND
+BAD_EXAMPLES = 5
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the controller works with; everything but the source may be left out.
+
+    Attributes:
+        source: Answers counts.
+        attributor: Says why an SLO burns.
+        responder: Acts, or declines to.
+        examples: Names traces of bad events.
+        state: Where memory lies.
+        meter: Records our own metrics.
+        tracer: Records changes of verdict.
+        clock: Time.
+    """
+
+    source: SLISource
+    attributor: Attributor | None = None
+    responder: Responder | None = None
+    examples: BadExamples | None = None
+    state: StateStore | None = None
+    meter: Meter | None = None
+    tracer: Tracer | None = None
+    clock: Clock | None = None
+
+
+class SLOController:
+    """Evaluate SLOs tick by tick.
+
+    Args:
+        slos: What to watch; names are unique.
+        windows: Burn-rate windows and guards.
+        parts: Source, attributor, responder and the rest.
+        grace_ns: How long to wait for late spans: every window ends this long before now.
+
+    Raises:
+        InputError: The state file is damaged or newer than this program.
+    """
+
+    def __init__(
+        self, slos: Sequence[SLO], windows: BurnRateWindows, parts: Parts, *, grace_ns: int = DEFAULT_GRACE_NS
+    ) -> None:
+        self._slos, self._windows, self._parts, self._grace_ns = tuple(slos), windows, parts, grace_ns
+        self._state = parts.state or NoState()
+        self._clock = parts.clock or SystemClock()
+        names = {slo.name for slo in self._slos}
+        self._memories = {name: memory for name, memory in self._state.load().items() if name in names}
+        self._last: tuple[SLOState, ...] = ()
+        self._telemetry = Telemetry(self.states, parts.meter, parts.tracer)
+        self._investigator = Investigator(parts.source, parts.attributor) if parts.attributor else None
+        self._logged: set[tuple[str, str]] = set()
+
+    def states(self) -> tuple[SLOState, ...]:
+        """Return the states of the last tick; safe from any thread."""
+        return self._last
+
+    def tick(self, now_unix_nano: int) -> Evaluation:
+        """Evaluate every SLO once, ask why where one burns, and let the responder act.
+
+        Never raises for a source, attributor or responder that fails: that is counted, logged once, and the verdict of
+        what could not be read is ``no_data``.
+        """
+        began = self._clock.monotonic_ns()
+        end = now_unix_nano - self._grace_ns
+        asked = [self._requests(slo, end) for slo in self._slos]
+        answers = iter(self._counts([request for requests in asked for request in requests], now_unix_nano))
+        before, outcomes, states = dict(self._memories), [], []
+        for slo, requests in zip(self._slos, asked, strict=True):
+            counts = [checked(next(answers)) for _ in requests]
+            outcome = self._outcome(slo, counts, end, now_unix_nano)
+            self._memories[slo.name] = outcome.memory
+            outcomes.append(outcome)
+            states.append(_state(slo, outcome, requests[0].window, counts[0]))
+        self._remember(before)
+        states = self._explain(states, outcomes, end, now_unix_nano)
+        evaluation = Evaluation(now_unix_nano, tuple(states), _transitions(before, states, now_unix_nano))
+        self._last = evaluation.states
+        self._announce(evaluation, end)
+        if self._parts.responder is not None:
+            responder = self._parts.responder
+            self._survive("responder", lambda: bool(responder.respond(evaluation)), False)
+        self._telemetry.tick_took(self._clock.monotonic_ns() - began)
+        return evaluation
+
+    def run(self, stop: threading.Event, tick_seconds: float = 1.0) -> None:
+        """Tick until ``stop`` is set; ticks lie on a fixed grid of monotonic time, and one that is late is skipped."""
+        step = max(1, int(tick_seconds * NS_PER_SECOND))
+        due = self._clock.monotonic_ns()
+        while not stop.is_set():
+            self._survive("tick", lambda: self.tick(self._clock.unix_nano()), None)
+            due += step
+            behind = self._clock.monotonic_ns() - due
+            if behind > 0:
+                missed = behind // step + 1
+                self._telemetry.missed(missed)
+                due += missed * step
+            stop.wait(max(0.0, (due - self._clock.monotonic_ns()) / NS_PER_SECOND))
+
+    def _requests(self, slo: SLO, end: int) -> list[CountRequest]:
+        """Return the period's request, then long and short for every pair."""
+        period = period_at(slo.window, end)
+        windows = [TimeWindow(period.start_unix_nano, end)]
+        for row in self._windows.rows:
+            windows += [TimeWindow(end - row.long_ns, end), TimeWindow(end - row.short_ns, end)]
+        return [CountRequest(slo.sli, window) for window in windows]
+
+    def _counts(self, requests: list[CountRequest], now_unix_nano: int) -> list[EventCounts]:
+        down = [EventCounts(0.0, 0.0, no_data="absent", detail="the source failed")] * len(requests)
+        answers = self._survive("source", lambda: list(self._parts.source.counts(requests, now_unix_nano)), down)
+        if len(answers) != len(requests):
+            self._report("source", f"{len(answers)} answers to {len(requests)} requests")
+            return down
+        return answers
+
+    def _outcome(self, slo: SLO, counts: list[EventCounts], end: int, now_unix_nano: int) -> Outcome:
+        period_ns = length_ns(slo.window, end)
+        readings = [
+            read_pair(row, counts[1 + 2 * i], counts[2 + 2 * i], slo.objective, period_ns, self._windows)
+            for i, row in enumerate(self._windows.rows)
+        ]
+        return advance(self._memories.get(slo.name), readings, self._windows, now_unix_nano)
+
+    def _remember(self, before: dict[str, Memory]) -> None:
+        """Write memory before anybody acts on it: whatever is keyed by a burn's beginning happens once."""
+        if before != self._memories:
+            self._survive("state", lambda: self._state.save(self._memories), None)
+
+    def _explain(self, states: list[SLOState], outcomes: list[Outcome], end: int, now: int) -> list[SLOState]:
+        investigator = self._investigator
+        if investigator is None:
+            return states
+        investigator.begin_tick({state.name for state in states if state.burn_since_unix_nano is not None})
+        for slo, state, outcome in zip(self._slos, states, outcomes, strict=True):
+            since = state.burn_since_unix_nano
+            if state.verdict == "burning" and since is not None:
+                row = self._active_row(outcome)
+                self._survive(
+                    "attributor",
+                    lambda slo=slo, row=row, since=since: investigator.look(slo, row, since, end, now),  # type: ignore[misc]
+                    None,
+                )
+        return [replace(state, attribution=investigator.best(state.name)) for state in states]
+
+    def _active_row(self, outcome: Outcome) -> BurnRateWindow:
+        return next(row for row in self._windows.rows if row.key in outcome.memory.active)
+
+    def _announce(self, evaluation: Evaluation, end: int) -> None:
+        by_name = {slo.name: slo for slo in self._slos}
+        states = {state.name: state for state in evaluation.states}
+        for transition in evaluation.transitions:
+            state = states[transition.slo]
+            bad = self._bad_examples(by_name[transition.slo], state, end) if transition.after == "burning" else ()
+            log.info("slo %s: %s -> %s %s", transition.slo, transition.before, transition.after, state.detail)
+            self._telemetry.transition(transition, state, bad)
+
+    def _bad_examples(self, slo: SLO, state: SLOState, end: int) -> Sequence[SpanRef]:
+        examples = self._parts.examples
+        if examples is not None:
+            window = TimeWindow(end - self._windows.rows[0].long_ns, end)
+            return self._survive("examples", lambda: list(examples.bad_spans(slo.sli, window, BAD_EXAMPLES)), [])
+        causes = state.attribution.causes if state.attribution else ()
+        return [ref for cause in causes for evidence in cause.evidence for ref in evidence.links][:BAD_EXAMPLES]
+
+    def _survive(self, part: str, call: Callable[[], T], otherwise: T) -> T:
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001  # whatever a part raises, the next tick must come
+            self._report(part, f"{type(error).__name__}: {error}")
+            return otherwise
+
+    def _report(self, part: str, message: str) -> None:
+        """Count every error, log each message once."""
+        self._telemetry.error(part)
+        if (part, message) not in self._logged:
+            if len(self._logged) < 1000:
+                self._logged.add((part, message))
+            log.warning("%s: %s", part, message)
+
+
+def _state(slo: SLO, outcome: Outcome, period: TimeWindow, counts: EventCounts) -> SLOState:
+    left = remaining(counts, slo.objective)
+    usable = counts.no_data is None
+    burn = outcome.rates[0].long if outcome.rates else None
+    return SLOState(
+        name=slo.name,
+        service=slo.service,
+        objective=float(slo.objective),
+        verdict=outcome.memory.verdict,
+        since_unix_nano=outcome.memory.since_unix_nano,
+        burn_rates=outcome.rates,
+        budget_remaining=left,
+        reason=outcome.reason,
+        detail=outcome.detail,
+        annotations=slo.annotations,
+        burn_since_unix_nano=outcome.memory.burn_since_unix_nano,
+        period=period,
+        good=counts.good if usable else 0.0,
+        total=counts.total if usable else 0.0,
+        coverage=counts.coverage,
+        exhausted_in_ns=exhausted_in_ns(left, burn, period.end_unix_nano - period.start_unix_nano),
+        degraded=counts.degraded,
+    )
+
+
+def _transitions(before: dict[str, Memory], states: Sequence[SLOState], now: int) -> tuple[Transition, ...]:
+    """Return the changes; what has never been evaluated before counts as ``no_data``."""
+    verdicts: dict[str, Verdict] = {name: memory.verdict for name, memory in before.items()}
+    pairs = [(state, verdicts.get(state.name, "no_data")) for state in states]
+    return tuple(Transition(state.name, old, state.verdict, now) for state, old in pairs if old != state.verdict)

@@ -1,0 +1,113 @@
+"""From files and directories to SLOs: read every document, resolve references across them, collect every problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pasta_otel.errors import InputError
+from pasta_otel.slo.spec import openslo_v1
+from pasta_otel.slo.spec.document import Cursor, Document, Problem, SpecError, read_documents
+from pasta_otel.slo.spec.model import SLO, SpecObject
+from pasta_otel.slo.spec.resolve import Placed, resolve
+
+SUFFIXES = (".yaml", ".yml", ".json")
+READERS: dict[str, Callable[[Cursor], SpecObject | None]] = {openslo_v1.API_VERSION: openslo_v1.read_object}
+
+
+@dataclass(frozen=True, slots=True)
+class SpecSet:
+    """What a set of files says.
+
+    Attributes:
+        slos: Every objective that can be evaluated, resolved.
+        objects: Every object that was read without an error.
+        problems: Errors and warnings, in the order of the files.
+    """
+
+    slos: tuple[SLO, ...]
+    objects: tuple[SpecObject, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """Return the problems that refuse a document."""
+        return tuple(problem for problem in self.problems if problem.severity == "error")
+
+
+def check(paths: Iterable[Path | str]) -> SpecSet:
+    """Read files and directories, and return everything that is right and everything that is wrong.
+
+    Raises:
+        InputError: A file cannot be read (kind ``unreadable``) or a path holds no specification.
+    """
+    placed: list[Placed] = []
+    problems: list[Problem] = []
+    for file in _files(paths):
+        try:
+            documents = read_documents(file)
+        except InputError as error:
+            if error.kind == "unreadable":
+                raise
+            problems.append(Problem(error.message, str(file), error.line, "", error.kind))
+            continue
+        for document in documents:
+            placed.extend(_read(document))
+            problems.extend(document.problems)
+        if not documents:
+            problems.append(Problem("holds no YAML document", str(file), None, "", "empty"))
+    slos, unresolved = resolve(placed)
+    return SpecSet(slos, tuple(item.object for item in placed), (*problems, *unresolved))
+
+
+def load(paths: Iterable[Path | str]) -> SpecSet:
+    """Read files and directories for evaluation.
+
+    Raises:
+        SpecError: Something is wrong; the error lists every problem.
+        InputError: A file cannot be read.
+    """
+    found = check(paths)
+    if found.errors:
+        raise SpecError(list(found.errors))
+    return found
+
+
+def _files(paths: Iterable[Path | str]) -> Iterator[Path]:
+    for path in map(Path, paths):
+        if not path.is_dir():
+            yield path
+            continue
+        files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        if not files:
+            raise InputError("holds no .yaml, .yml or .json file", file=str(path), kind="unreadable")
+        yield from files
+
+
+def _read(document: Document) -> Iterator[Placed]:
+    root = document.root
+    for item in root.entries() if isinstance(document.data, list) else (root,):
+        before = len(document.problems)
+        for read in _read_object(item):
+            if not any(problem.severity == "error" for problem in document.problems[before:]):
+                yield Placed(read, document, item.path)
+
+
+def _read_object(item: Cursor) -> Iterator[SpecObject]:
+    item.mapping()
+    if not isinstance(item.value, dict):
+        return
+    key = "version" if item.has("version") and not item.has("apiVersion") else "apiVersion"
+    version = item.text(key, required=True)
+    reader = READERS.get(version)
+    if reader is not None:
+        read = reader(item)
+        if read is not None:
+            yield read
+    elif version:
+        item.document.report(
+            f"{item.path}.{key}".lstrip("."),
+            f"{version!r} is not supported; supported are {', '.join(sorted(READERS))}",
+            kind="api_version",
+        )

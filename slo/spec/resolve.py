@@ -1,0 +1,202 @@
+"""Resolve references between documents and turn every objective into an ``SLO``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pasta_otel.slo.spec.document import Document, Problem, Severity, child_path
+from pasta_otel.slo.spec.model import (
+    SLO,
+    AlertCondition,
+    AlertNotificationTarget,
+    AlertPolicy,
+    DataSource,
+    Indicator,
+    MetricSource,
+    Objective,
+    PrometheusSLI,
+    RatioMetric,
+    SLODocument,
+    SpecObject,
+)
+
+PROMETHEUS = "prometheus"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An object and where it was read."""
+
+    object: SpecObject
+    document: Document
+    path: str = ""
+
+    def problem(self, field: str, message: str, *, kind: str, severity: Severity = "error") -> Problem:
+        """Return a problem at a field of this object."""
+        path = ".".join(part for part in (self.path, field) if part)
+        return Problem(message, self.document.file, self.document.line(path), path, kind, severity)
+
+
+class _Index:
+    """Objects by kind and name."""
+
+    def __init__(self, placed: Iterable[Placed]) -> None:
+        self._objects: dict[type, dict[str, Placed]] = defaultdict(dict)
+        self.problems: list[Problem] = []
+        for item in placed:
+            self._add(item)
+
+    def _add(self, item: Placed) -> None:
+        names = self._objects[type(item.object)]
+        name = item.object.metadata.name
+        if name in names:
+            first = names[name]
+            place = f"{first.document.file}:{first.document.line(first.path)}"
+            self.problems.append(
+                item.problem("metadata.name", f"{name!r} is already defined in {place}", kind="duplicate_name")
+            )
+            return
+        names[name] = item
+
+    def find(self, kind: type, name: str) -> Any:
+        item = self._objects[kind].get(name)
+        return None if item is None else item.object
+
+    def all(self, kind: type) -> Iterator[Placed]:
+        yield from self._objects[kind].values()
+
+
+def resolve(placed: Iterable[Placed]) -> tuple[tuple[SLO, ...], list[Problem]]:
+    """Return every objective as an SLO, and the references that lead nowhere."""
+    index = _Index(placed)
+    slos: list[SLO] = []
+    problems = index.problems
+    for item in index.all(AlertPolicy):
+        problems.extend(_policy_problems(item, item.object, "spec", index))
+    for item in index.all(SLODocument):
+        if isinstance(item.object, SLODocument):
+            problems.extend(_alerting_problems(item, item.object, index))
+            slos.extend(_slos(item, item.object, index, problems))
+    return tuple(slos), problems
+
+
+def _slos(item: Placed, document: SLODocument, index: _Index, problems: list[Problem]) -> Iterator[SLO]:
+    several = len(document.objectives) > 1
+    for number, objective in enumerate(document.objectives):
+        path = child_path("spec.objectives", number)
+        indicator = _indicator(item, document, objective, path, index, problems)
+        if indicator is None:
+            continue
+        yield SLO(
+            name=f"{document.metadata.name}/{objective.display_name or number}" if several else document.metadata.name,
+            service=document.service,
+            objective=objective.target,
+            sli=_sli(item, indicator, objective, path, index, problems),
+            window=document.window,
+            method=document.method,
+            slice_target=objective.slice_target,
+            slice_window=objective.slice_window,
+            weight=objective.composite_weight,
+            composite_of=document.metadata.name if document.composite else "",
+            description=document.description,
+            labels=document.metadata.labels,
+            annotations=document.metadata.annotations,
+            file=item.document.file,
+        )
+
+
+def _indicator(  # noqa: PLR0913, PLR0917  # a resolver's inputs, in reading order
+    item: Placed, document: SLODocument, objective: Objective, path: str, index: _Index, problems: list[Problem]
+) -> Indicator | None:
+    inline = objective.indicator or document.indicator
+    if inline is not None:
+        return inline
+    name = objective.indicator_ref or document.indicator_ref
+    found: Indicator | None = index.find(Indicator, name)
+    if found is None:
+        field = f"{path}.indicatorRef" if objective.indicator_ref else "spec.indicatorRef"
+        problems.append(item.problem(field, f"no SLI named {name!r} in the files given", kind="reference"))
+    return found
+
+
+def _sli(  # noqa: PLR0913, PLR0917  # see _indicator
+    item: Placed, indicator: Indicator, objective: Objective, path: str, index: _Index, problems: list[Problem]
+) -> Any:
+    """Return the source's own record, or None with a warning when no source of ours can answer."""
+    if indicator.ratio is not None and indicator.ratio.spans is not None:
+        return indicator.ratio.spans
+    metric = _first_metric(indicator)
+    source: DataSource | None = index.find(DataSource, metric.ref) if metric.ref else None
+    kind = (metric.type or (source.type if source else "")).lower()
+    if kind == PROMETHEUS:
+        return _prometheus(indicator, objective, source)
+    what = f"data source {metric.ref!r}" if metric.ref and not kind else f"metric source type {metric.type!r}"
+    problems.append(
+        item.problem(
+            path, f"{what} cannot be evaluated: spans and Prometheus can", kind="source_type", severity="warning"
+        )
+    )
+    return None
+
+
+def _first_metric(indicator: Indicator) -> MetricSource:
+    ratio = indicator.ratio or RatioMetric()
+    found = indicator.threshold or ratio.raw or ratio.total
+    return found or MetricSource("")
+
+
+def _prometheus(indicator: Indicator, objective: Objective, source: DataSource | None) -> PrometheusSLI | None:
+    connection = tuple(sorted((key, str(value)) for key, value in source.connection.items())) if source else ()
+    if indicator.threshold is not None:
+        return PrometheusSLI(
+            threshold=_query(indicator.threshold),
+            op=objective.op,
+            bound=objective.value if objective.value is not None else PrometheusSLI().bound,
+            connection=connection,
+        )
+    ratio = indicator.ratio
+    if ratio is None:
+        return None
+    return PrometheusSLI(
+        total=_query(ratio.total) or "",
+        good=_query(ratio.good),
+        bad=_query(ratio.bad),
+        raw=_query(ratio.raw),
+        raw_failure=ratio.raw_type == "failure",
+        connection=connection,
+    )
+
+
+def _query(metric: MetricSource | None) -> str | None:
+    if metric is None:
+        return None
+    found = metric.spec.get("query", metric.spec.get("promql"))
+    return str(found).strip() if found is not None else ""
+
+
+def _alerting_problems(item: Placed, document: SLODocument, index: _Index) -> Iterator[Problem]:
+    for number, policy in enumerate(document.alert_policies):
+        path = child_path("spec.alertPolicies", number)
+        if isinstance(policy, AlertPolicy):
+            yield from _policy_problems(item, policy, f"{path}.spec", index)
+        elif index.find(AlertPolicy, policy) is None:
+            yield item.problem(
+                f"{path}.alertPolicyRef", f"no AlertPolicy named {policy!r} in the files given", kind="reference"
+            )
+
+
+def _policy_problems(item: Placed, policy: SpecObject, path: str, index: _Index) -> Iterator[Problem]:
+    if not isinstance(policy, AlertPolicy):
+        return
+    wanted: tuple[tuple[str, type, tuple[object, ...], str], ...] = (
+        ("conditions", AlertCondition, policy.conditions, "conditionRef"),
+        ("notificationTargets", AlertNotificationTarget, policy.targets, "targetRef"),
+    )
+    for key, kind, entries, ref in wanted:
+        for number, entry in enumerate(entries):
+            if isinstance(entry, str) and index.find(kind, entry) is None:
+                field = f"{child_path(f'{path}.{key}', number)}.{ref}"
+                yield item.problem(field, f"no {kind.__name__} named {entry!r} in the files given", kind="reference")
