@@ -1,0 +1,136 @@
+"""Serve an ASGI application from a thread of its own, each answer in one write."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from pasta_otel.errors import MissingError
+
+START_SECONDS = 10.0
+
+
+class OneWriteTransport:
+    """Join what one pass of the event loop writes.
+
+    uvicorn writes head and body apart. Two segments meet Nagle's algorithm and delayed acknowledgement somewhere on
+    the way, which costs a poller 44 ms (docs/reference/response.md).
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._chunks: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        """Keep the data until the loop's next pass."""
+        if not self._chunks:
+            self._loop.call_soon(self._flush)
+        self._chunks.append(data)
+
+    def close(self) -> None:
+        """Write what is kept, then close."""
+        self._flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def _flush(self) -> None:
+        chunks, self._chunks = self._chunks, []
+        if chunks and not self._transport.is_closing():
+            self._transport.write(b"".join(chunks))
+
+
+class OneWriteProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1, over a transport that joins writes."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own narrowing
+        """Put the joining transport between."""
+        super().connection_made(OneWriteTransport(transport, self.loop))  # type: ignore[arg-type]  # a proxy of one
+
+
+class ApiServer:
+    """A running server; loopback unless told otherwise.
+
+    Args:
+        app: What it serves.
+        host: Address to bind.
+        port: Port; 0 = any free one, see ``port``.
+        certfile: PEM certificate chain for TLS, or empty.
+        keyfile: Its key.
+
+    Raises:
+        MissingError: The port is taken (``start``).
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, host: str = "127.0.0.1", port: int = 4320, certfile: str = "", keyfile: str = ""
+    ) -> None:
+        self.host, self.port = host, port
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http=OneWriteProtocol,
+                ws="none",
+                lifespan="off",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=2,
+                ssl_certfile=certfile or None,
+                ssl_keyfile=keyfile or None,
+            )
+        )
+        self.scheme = "https" if certfile else "http"
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """Return the base URL."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+    def start(self) -> None:
+        """Bind, then serve until ``stop``; returns when requests are answered.
+
+        Raises:
+            MissingError: The address cannot be bound, or the server did not come up.
+        """
+        listener = self._bind()
+        self.port = listener.getsockname()[1]
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listener]}, name="pasta-api", daemon=True
+        )
+        self._thread.start()
+        deadline = time.monotonic() + START_SECONDS
+        while not self._server.started:
+            if time.monotonic() > deadline or not self._thread.is_alive():
+                raise MissingError(f"the API server on {self.host}:{self.port} did not start", how="see its log")
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        """Stop accepting, let running answers finish, and wait for it."""
+        self._server.should_exit = True
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(timeout=10.0)
+
+    def _bind(self) -> socket.socket:
+        try:
+            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self.host, self.port))
+            listener.listen(512)
+        except OSError as error:
+            raise MissingError(
+                f"cannot listen on {self.host}:{self.port}: {error.strerror}", how="choose another port or address"
+            ) from error
+        return listener
