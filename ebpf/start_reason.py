@@ -1,0 +1,74 @@
+"""Why eBPF did not start: one stable word for each of the texts that kernels, bcc and libbpf produce."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+StartReason = Literal[
+    "kernel_headers_missing",
+    "not_privileged",
+    "symbol_not_found",
+    "symbol_not_traceable",
+    "lockdown_or_helper_denied",
+    "verifier_or_version",
+    "bcc_missing",
+    "kernel_lockdown_confidentiality",
+    "unknown",
+]
+
+# first match wins: what names the true cause stands before what merely follows from it
+_PATTERNS: tuple[tuple[StartReason, re.Pattern[str]], ...] = (
+    ("bcc_missing", re.compile(r"No module named '(bcc|bpfcc)|libbcc\.so.*cannot open")),
+    (
+        "kernel_headers_missing",
+        re.compile(r"kernel headers|CONFIG_IKHEADERS|kconfig\.h' file not found|/lib/modules/\S+/build"),
+    ),
+    (
+        "not_privileged",
+        re.compile(
+            r"super-user privileges|Operation not permitted|EPERM|Permission denied|CAP_(BPF|PERFMON|SYS_ADMIN)"
+        ),
+    ),
+    ("symbol_not_found", re.compile(r"could not determine address of symbol|could not find .*symbol|no such symbol")),
+    ("symbol_not_traceable", re.compile(r"probe entry may not exist|Failed to attach BPF program .* to k(ret)?probe")),
+    ("lockdown_or_helper_denied", re.compile(r"cannot use helper|unknown func bpf_")),
+    (
+        "verifier_or_version",
+        re.compile(r"Failed to load program|Invalid argument|program too large|invalid (mem|indirect)"),
+    ),
+)
+
+HELP: dict[StartReason, str] = {
+    "kernel_headers_missing": "install the headers of the running kernel, or use the CO-RE loader (needs BTF only)",
+    "not_privileged": "run the agent with CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE",
+    "symbol_not_found": "the library does not export that function: is it the one that the process maps?",
+    "symbol_not_traceable": "this kernel does not let that function be probed; the tracepoint is used instead",
+    "lockdown_or_helper_denied": "kernel lockdown or an old kernel forbids a helper; see /sys/kernel/security/lockdown",
+    "verifier_or_version": "the kernel refused the program: its verifier log says why",
+    "bcc_missing": "install bcc (Debian: python3-bpfcc), or use the CO-RE loader",
+    "kernel_lockdown_confidentiality": "the kernel is locked down (confidentiality): eBPF cannot read anything",
+    "unknown": "see the error text",
+}
+
+
+def start_reason(error: str) -> StartReason:
+    """Return the reason that an error text names."""
+    return next((reason for reason, pattern in _PATTERNS if pattern.search(error)), "unknown")
+
+
+def lockdown_reason(text: str | None) -> StartReason | None:
+    """Return why not even to try, from the text of ``/sys/kernel/security/lockdown``; None = go on.
+
+    ``integrity`` only takes optional reads away; an absent file (None) is a kernel without lockdown.
+    """
+    return "kernel_lockdown_confidentiality" if text and "[confidentiality]" in text else None
+
+
+def read_lockdown(sys_root: Path) -> str | None:
+    """Return the lockdown file's text, or None when there is none."""
+    try:
+        return (sys_root / "kernel" / "security" / "lockdown").read_text(encoding="utf-8")
+    except OSError:
+        return None
