@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pasta_otel.gpu.torch.annotate import annotate
-    from pasta_otel.gpu.torch.instrumentor import instrument, uninstrument
+    from pasta_otel.instrumentation import instrument, name_model, uninstrument
 
-__all__ = ["__version__", "annotate", "instrument", "uninstrument"]
+__all__ = ["__version__", "annotate", "instrument", "name_model", "uninstrument"]
 __version__ = "0.1.0"
 
 _LAZY = {
     "annotate": "pasta_otel.gpu.torch.annotate",
-    "instrument": "pasta_otel.gpu.torch.instrumentor",
-    "uninstrument": "pasta_otel.gpu.torch.instrumentor",
+    "instrument": "pasta_otel.instrumentation",
+    "name_model": "pasta_otel.instrumentation",
+    "uninstrument": "pasta_otel.instrumentation",
 }
 
 

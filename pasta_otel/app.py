@@ -1,1 +1,43 @@
-"""Reserved."""
+"""Composition: the only module that names concrete classes of the parts."""
+
+from __future__ import annotations
+
+import atexit
+from typing import Any
+
+from opentelemetry import metrics, trace
+
+from pasta_otel import semconv
+from pasta_otel.pipeline import RowSink
+
+# ---- in the app ------------------------------------------------------------------------------------------------------
+
+
+def setup_app_telemetry() -> None:
+    """Set a global TracerProvider that exports by OTLP, for a program that has none; flushed when the program ends."""
+    from pasta_otel.exporters.otlp.spans import build_tracer_provider  # noqa: PLC0415 - 135 ms of imports, when needed
+
+    provider = build_tracer_provider(meter=metrics.get_meter(semconv.SCOPE))
+    trace.set_tracer_provider(provider)
+    if trace.get_tracer_provider() is not provider:  # another thread was first
+        provider.shutdown()
+        return
+    atexit.register(provider.shutdown)
+
+
+def build_row_sink(provider: Any) -> RowSink:
+    """Return where module rows go: OTLP by ``OTEL_EXPORTER_OTLP_*``, with the resource of the provider's spans.
+
+    Args:
+        provider: The TracerProvider whose traces the rows belong to.
+    """
+    from pasta_otel.exporters.otlp.config import OtlpConfig  # noqa: PLC0415 - as above
+    from pasta_otel.exporters.otlp.row_exporter import RowExporter  # noqa: PLC0415 - as above
+
+    def resource() -> dict[str, Any]:
+        found = getattr(provider, "resource", None)
+        return dict(found.attributes) if found is not None else {}
+
+    exporter = RowExporter(OtlpConfig.from_env(), resource=resource, meter=metrics.get_meter(semconv.SCOPE))
+    atexit.register(exporter.shutdown)
+    return exporter

@@ -149,3 +149,11 @@ SLO_FROM = "pasta.slo.from"
 SLO_TO = "pasta.slo.to"
 SLO_REASON = "pasta.slo.reason"
 SLO_CAUSE = "pasta.slo.cause"
+
+# module spans in the app
+MODULE_SPANS = _metric("pasta.module.spans", "counter", "{span}", "Torch module calls recorded as spans.")
+MODULE_SPANS_DROPPED = _metric(
+    "pasta.module.spans.dropped", "counter", "{span}", "Module calls in recorded traces without a span, by `reason`."
+)
+TRACES_RECORDED = _metric("pasta.traces.recorded", "counter", "{trace}", "Traces that module spans were recorded for.")
+CAPTURE_TIER = _metric("pasta.capture.tier", "gauge", "1", "Capture tier that the app works at, 0 to 4.")

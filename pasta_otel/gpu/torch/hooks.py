@@ -1,0 +1,203 @@
+"""What happens when a torch module call begins and ends inside a recorded trace: one row, on the request's own thread.
+
+Written for speed (``benchmarks/modules.py`` keeps the numbers): the hooks are closures, calls are plain tuples, and an
+OpenTelemetry context is attached only where code that could use it may run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol
+
+from opentelemetry import trace as trace_api
+from opentelemetry.context import Context
+
+from pasta_otel.context import SPAN_KEY, RowSpan, SpanIds, current_context, set_current_context
+from pasta_otel.gpu.torch.names import ModuleNames, ModuleNode
+from pasta_otel.gpu.torch.traces import ActiveTrace
+from pasta_otel.model import OpSpan
+
+_log = logging.getLogger(__name__)
+
+Before = Callable[[Any, Any], None]
+After = Callable[[Any, Any, Any], None]
+
+# A module call that has begun: module, node and trace (None where it belongs to no recorded trace), parent span id,
+# span id (0: it makes no row and only keeps its place), start, the context to restore (None: nothing attached), epoch.
+_Call = tuple[Any, ...]
+_MODULE, _OUTER, _EPOCH = 0, 6, 7
+_UNSEEN: _Call = (None, None, None, 0, 0, 0, None, 0)  # the hooks were installed after this call had begun
+
+
+class RowSink(Protocol):
+    """Takes finished rows; must not block and must not raise."""
+
+    def offer(self, row: OpSpan, /) -> object:
+        """Take one row."""
+
+
+class _ThreadState(threading.local):
+    """The module calls that are open on this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Call] = []
+        self.thread_id = threading.get_native_id()
+
+
+class ModuleRecorder:
+    """The pair of hooks and what they share.
+
+    Args:
+        traces: The open selected traces by trace id (``TraceWatch.active``: shared, never copied).
+        sink: Takes the rows.
+        names: Qualified names.
+
+    Attributes:
+        before: Forward pre-hook for ``torch.nn.modules.module.register_module_forward_pre_hook``.
+        after: Forward hook, to be registered with ``always_call=True``.
+        epoch: Raised whenever the hooks were away for a while, so that calls whose end went unseen are found out.
+    """
+
+    def __init__(self, traces: dict[int, ActiveTrace], sink: RowSink, names: ModuleNames) -> None:
+        self.names, self.epoch = names, 0
+        self._local = _ThreadState()
+        self._failed = False
+        self.before: Before = _make_before(self, self._local, traces)
+        self.after: After = _make_after(self, self._local, sink)
+        if hasattr(os, "register_at_fork"):
+            own = weakref.WeakMethod(self._after_fork)
+            os.register_at_fork(after_in_child=lambda: (method := own()) and method())
+
+    def failed(self) -> None:
+        """Note an error of our own: logged once, never shown to the model."""
+        if not self._failed:
+            self._failed = True
+            _log.warning("a module span could not be recorded; further ones stay silent", exc_info=True)
+
+    def recover(self, stack: list[_Call], popped: _Call, module: Any) -> _Call:
+        """Find the begun call of a module whose end was seen out of order; calls above it never ended."""
+        for index in range(len(stack) - 1, -1, -1):
+            if stack[index][_MODULE] is module:
+                call = stack[index]
+                del stack[index:]
+                return call
+        stack.append(popped)
+        return _UNSEEN
+
+    def prune(self, stack: list[_Call], hook: FrameType) -> None:
+        """Drop calls that ended while the hooks were away: those that no frame of this thread is running any more."""
+        running = _running_modules(hook)
+        kept: list[_Call] = []
+        for module in running:
+            if len(kept) < len(stack) and stack[len(kept)][_MODULE] is module:
+                kept.append(stack[len(kept)])
+        gone = stack[len(kept) :]
+        outer = next((call[_OUTER] for call in gone if call[_OUTER] is not None), None)
+        if outer is not None and type(current_context().get(SPAN_KEY)) is RowSpan:
+            set_current_context(outer)
+        stack[:] = [(*call[:_EPOCH], self.epoch) for call in kept]
+
+    def _after_fork(self) -> None:
+        self._local.stack.clear()
+        self._local.thread_id = threading.get_native_id()
+
+
+def _make_before(  # noqa: C901 - one path, written out: a call of a helper costs what five of these branches cost
+    recorder: ModuleRecorder, local: _ThreadState, traces: dict[int, ActiveTrace]
+) -> Before:
+    get_trace, random_bits, root = traces.get, SpanIds().bits, recorder.names.root
+    now, get_context, set_context = time.monotonic_ns, current_context, set_current_context
+
+    def begin(module: Any, stack: list[_Call]) -> None:
+        context = get_context()
+        span: Any = context.get(SPAN_KEY, trace_api.INVALID_SPAN)
+        nested = type(span) is RowSpan
+        if nested:
+            trace, parent = span.trace, span.span_id
+            if not trace.open_roots:  # over, and only this context still remembers it
+                trace = None
+        else:
+            identity = span.get_span_context()
+            trace, parent = get_trace(identity.trace_id), identity.span_id
+        if trace is None:
+            if stack:
+                stack.append((module, None, None, 0, 0, 0, None, recorder.epoch))
+            return
+        if stack and stack[-1][2] is trace:
+            node: ModuleNode = stack[-1][1].child(module)
+        else:
+            node = span.node.child(module) if nested else root(module)
+        if not node.recorded or next(trace.position) >= trace.limit:
+            stack.append((module, node, trace, 0, 0, 0, None, recorder.epoch))
+            return
+        span_id = random_bits(64) or 1
+        outer = None
+        if node.has_code:
+            outer = context
+            set_context(Context({**context, SPAN_KEY: RowSpan(trace.local_root, span_id, trace, node)}))
+        stack.append((module, node, trace, parent, span_id, now(), outer, recorder.epoch))
+
+    def before(module: Any, _arguments: Any) -> None:
+        stack = local.stack
+        if not stack and SPAN_KEY not in get_context():
+            return
+        try:
+            if stack and stack[-1][7] != recorder.epoch:
+                recorder.prune(stack, sys._getframe(1))
+            begin(module, stack)
+        except Exception:  # noqa: BLE001 - telemetry never breaks the model
+            recorder.failed()
+
+    return before
+
+
+def _make_after(recorder: ModuleRecorder, local: _ThreadState, sink: RowSink) -> After:
+    now, set_context, make = time.monotonic_ns, set_current_context, tuple.__new__
+
+    def after(module: Any, _arguments: Any, result: Any) -> None:
+        end = now()
+        stack = local.stack
+        if not stack:
+            return
+        call = stack.pop()
+        if call[0] is not module:
+            call = recorder.recover(stack, call, module)
+        _, node, trace, parent, span_id, start, outer, _ = call
+        if not span_id:
+            return
+        if outer is not None:
+            set_context(outer)
+        status = None if result is not None else _raised(sys._getframe(1))
+        trace_id = trace.local_root.trace_id
+        try:
+            sink.offer(make(OpSpan, (trace_id, span_id, parent, start, end, local.thread_id, node.site, status)))
+        except Exception:  # noqa: BLE001 - telemetry never breaks the model
+            recorder.failed()
+
+    return after
+
+
+def _raised(caller: FrameType) -> str | None:
+    """Return the type name of the exception that ``Module._call_impl`` itself is handling, if it is."""
+    error = sys.exc_info()[1]
+    if error is None or error.__traceback__ is None or error.__traceback__.tb_frame is not caller:
+        return None
+    return type(error).__qualname__
+
+
+def _running_modules(hook_caller: FrameType) -> list[Any]:
+    """Return the modules whose calls this thread is inside of, outermost first, without the one that just begins."""
+    running: list[Any] = []
+    frame = hook_caller.f_back
+    while frame is not None:
+        if frame.f_code.co_name == "_call_impl" and "self" in frame.f_locals:
+            running.append(frame.f_locals["self"])
+        frame = frame.f_back
+    return running[:0:-1]

@@ -1,0 +1,182 @@
+"""Puts the recorder's hooks into torch's global hook tables, and takes them out without leaving anything."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from pasta_otel.gpu.torch.hooks import ModuleRecorder
+
+TORCH_MODULE = "torch.nn.modules.module"
+DYNAMO_CALLBACKS = "torch._dynamo.callback"
+
+
+class _OwnHooks(OrderedDict[int, Any]):
+    """Stands in for torch's forward hook table while it is ours alone; others' hooks go through to torch's own table.
+
+    Torch walks that table in Python while it handles an error of a model. A table that another thread changes meanwhile
+    would turn the model's error into a RuntimeError, so the table is exchanged instead of changed.
+    """
+
+    def __init__(self, torch_table: OrderedDict[int, Any], key: int, hook: Any) -> None:
+        super().__init__()
+        self._torch_table, self._key = torch_table, key
+        super().__setitem__(key, hook)
+
+    def __setitem__(self, key: int, hook: Any) -> None:
+        super().__setitem__(key, hook)
+        self._torch_table[key] = hook
+
+    def __delitem__(self, key: int) -> None:
+        super().__delitem__(key)
+        self._torch_table.pop(key, None)
+
+
+class HookSwitch:
+    """Install and remove the hooks; hide them while torch compiles.
+
+    A region that is compiled while hooks are installed would contain them, and would be compiled again without them. So
+    dynamo's compilation callbacks take the hooks out for as long as anything compiles.
+
+    Args:
+        recorder: Has the hooks.
+        modules: ``sys.modules``: torch is used when the program has imported it, and never imported from here.
+    """
+
+    def __init__(self, recorder: ModuleRecorder, modules: dict[str, ModuleType] | None = None) -> None:
+        self._recorder = recorder
+        self._modules = sys.modules if modules is None else modules
+        self._lock = threading.Lock()
+        self._wanted, self._compiling = False, 0
+        self._undo: list[Callable[[], None]] = []
+        self._joined: list[_OwnHooks] = []  # tables that others registered with: their handles must find them alive
+        self._warning_check: Any = None
+        if hasattr(os, "register_at_fork"):
+            own = weakref.WeakMethod(self._after_fork)
+            os.register_at_fork(after_in_child=lambda: (method := own()) and method())
+
+    @property
+    def installed(self) -> bool:
+        """Whether the hooks are in torch's tables now."""
+        return bool(self._undo)
+
+    def activate(self) -> None:
+        """Install the hooks if torch is there and nothing compiles."""
+        with self._lock:
+            self._wanted = True
+            self._apply()
+
+    def deactivate(self) -> None:
+        """Remove the hooks."""
+        with self._lock:
+            self._wanted = False
+            self._apply()
+
+    def close(self) -> None:
+        """Remove the hooks and everything that was set up for them."""
+        self.deactivate()
+        torch_module = self._modules.get(TORCH_MODULE)
+        if self._warning_check is not None and torch_module is not None:
+            torch_module._has_any_global_hook = self._warning_check  # type: ignore[attr-defined]
+            self._warning_check = None
+        callbacks = self._modules.get(DYNAMO_CALLBACKS)
+        handler = getattr(callbacks, "callback_handler", None)
+        if handler is not None:
+            _drop(handler.start_callbacks, self.compile_started)
+            _drop(handler.end_callbacks, self.compile_ended)
+
+    def compile_started(self, *_: object) -> None:
+        """Take the hooks out: torch begins to compile (dynamo callback)."""
+        with self._lock:
+            self._compiling += 1
+            self._apply()
+
+    def compile_ended(self, *_: object) -> None:
+        """Put the hooks back (dynamo callback)."""
+        with self._lock:
+            self._compiling = max(0, self._compiling - 1)
+            self._apply()
+
+    def watch_compiler(self) -> None:
+        """Ask dynamo to tell when it compiles; again each time, because ``torch._dynamo.reset()`` forgets it."""
+        handler = getattr(self._modules.get(DYNAMO_CALLBACKS), "callback_handler", None)
+        if handler is not None and self.compile_started not in handler.start_callbacks:
+            handler.register_start_callback(self.compile_started)
+            handler.register_end_callback(self.compile_ended)
+
+    def _apply(self) -> None:
+        wanted = self._wanted and not self._compiling
+        if self._wanted:
+            self.watch_compiler()
+        if wanted and not self._undo:
+            self._install()
+        elif not wanted and self._undo:
+            self._recorder.epoch += 1
+            while self._undo:
+                self._undo.pop()()
+
+    def _install(self) -> None:
+        torch_module: Any = self._modules.get(TORCH_MODULE)
+        if not hasattr(torch_module, "register_module_forward_hook") or not hasattr(torch_module, "Module"):
+            return  # not imported, or being imported by another thread: the next trace will find it
+        self._quieten(torch_module)
+        recorder = self._recorder
+        if torch_module._global_forward_hooks:
+            handle = torch_module.register_module_forward_hook(recorder.after, always_call=True)
+            self._undo.append(handle.remove)
+        else:
+            self._undo.append(self._exchange(torch_module, recorder.after))
+        self._undo.append(torch_module.register_module_forward_pre_hook(recorder.before).remove)
+
+    def _exchange(self, torch_module: Any, hook: Any) -> Callable[[], None]:
+        table = torch_module._global_forward_hooks
+        always = torch_module._global_forward_hooks_always_called
+        key = torch_module.RemovableHandle(table).id
+        own = _OwnHooks(table, key, hook)
+        always[key] = True
+        torch_module._global_forward_hooks = own
+
+        def undo() -> None:
+            if torch_module._global_forward_hooks is own:
+                torch_module._global_forward_hooks = table
+            always.pop(key, None)
+            if len(own) > 1:
+                self._joined.append(own)
+
+        return undo
+
+    def _quieten(self, torch_module: Any) -> None:
+        """Let torch's warning about global hooks on compiled modules speak of other people's hooks only."""
+        original = getattr(torch_module, "_has_any_global_hook", None)
+        if original is None or self._warning_check is not None:
+            return
+        self._warning_check = original
+
+        def has_other_hooks() -> bool:
+            return bool(original()) and not (self._undo and _only_ours(torch_module))
+
+        torch_module._has_any_global_hook = has_other_hooks
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._compiling = 0
+
+
+def _only_ours(torch_module: Any) -> bool:
+    tables = (
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_forward_hooks,
+    )
+    others = (torch_module._global_backward_pre_hooks, torch_module._global_backward_hooks)
+    return all(len(table) == 1 for table in tables) and not any(others)
+
+
+def _drop(callbacks: list[Any], callback: Any) -> None:
+    while callback in callbacks:
+        callbacks.remove(callback)

@@ -1,0 +1,153 @@
+"""What a program calls, ``instrument()`` and ``uninstrument()``, and what ``opentelemetry-instrument`` loads."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from opentelemetry import metrics
+from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # untyped there
+
+from pasta_otel import semconv
+from pasta_otel.app import build_row_sink, setup_app_telemetry
+from pasta_otel.config import load_settings
+from pasta_otel.gpu.torch.modules import ModuleSpans
+from pasta_otel.gpu.torch.names import ModuleNames
+from pasta_otel.gpu.torch.traces import DEFAULT_ROW_LIMIT
+from pasta_otel.pipeline import CaptureSelection, CaptureState, Pipeline, RowSink
+
+_log = logging.getLogger(__name__)
+_lock = threading.RLock()
+_names = ModuleNames()  # names given to models survive uninstrument() and instrument()
+
+
+class Instrumentation:
+    """One running instrumentation.
+
+    Attributes:
+        capture: The capture tier; whoever reads the flag ``pasta.capture`` raises it here.
+        pipeline: Where rows go.
+        modules: The module spans.
+    """
+
+    def __init__(self, rate: float, row_limit: int, sink: RowSink | None, meter: metrics.Meter) -> None:
+        self.capture = CaptureState()
+        self.pipeline = Pipeline(meter, self.capture)
+        self._own_sink = sink is None
+        if sink is not None:
+            self.pipeline.connect(sink)
+        self.modules = ModuleSpans(self.pipeline, CaptureSelection(self.capture, rate), row_limit, _names)
+
+    def start(self, provider: object | None, *, set_up: bool) -> None:
+        """Follow the provider; ``set_up`` lets us make one when a span starts and there is none."""
+        self.modules.start(provider, self._bound, _set_up_provider if set_up else None)
+
+    def stop(self) -> None:
+        """Stop recording, and send what is queued."""
+        self.modules.stop()
+        sink = self.pipeline.disconnect()
+        shutdown = getattr(sink, "shutdown", None)
+        if self._own_sink and callable(shutdown):
+            shutdown()
+
+    def _bound(self, provider: Any) -> None:
+        resource = getattr(provider, "resource", None)
+        if resource is not None:
+            self.capture.service = str(resource.attributes.get(semconv.SERVICE_NAME, ""))
+        if self._own_sink and self.pipeline.sink is None:
+            try:
+                self.pipeline.connect(build_row_sink(provider))
+            except Exception as error:  # noqa: BLE001 - telemetry never breaks the service; rows are counted as no_sink
+                _log.warning("module spans are not exported: %s", error)
+
+
+_running: Instrumentation | None = None
+
+
+def _set_up_provider() -> None:
+    try:
+        setup_app_telemetry()
+    except Exception as error:  # noqa: BLE001 - telemetry never breaks the service
+        _log.warning("no TracerProvider could be set up: %s", error)
+
+
+def _under_opentelemetry_instrument() -> bool:
+    return "opentelemetry.instrumentation.auto_instrumentation.sitecustomize" in sys.modules or (
+        getattr(sys.modules.get("sitecustomize"), "__file__", None) or ""
+    ).endswith("auto_instrumentation/sitecustomize.py")
+
+
+def instrument(  # noqa: PLR0913 - keyword-only options, each with a default
+    *,
+    tracer_provider: object | None = None,
+    meter_provider: metrics.MeterProvider | None = None,
+    sampling_rate: float | None = None,
+    row_limit: int = DEFAULT_ROW_LIMIT,
+    models: Mapping[str, Any] | None = None,
+    sink: RowSink | None = None,
+    set_up: bool | None = None,
+) -> Instrumentation:
+    """Record torch module spans inside the program's own traces. Does nothing new when it is already done.
+
+    The program's TracerProvider, sampler and instrumentations are used as they are, also a provider that is set later.
+    One is set up (OTLP, by ``OTEL_*``) only when the first span starts and there is none.
+
+    Args:
+        tracer_provider: The program's provider, if it is not the global one.
+        meter_provider: Where our counters go; the global one by default.
+        sampling_rate: Share of sampled traces that carry module spans, 0..1; ``PASTA_SAMPLING_RATE`` by default.
+        row_limit: Most module spans a trace and process; further ones are counted as dropped.
+        models: Names for root modules: their parts are then called ``<name>.<path>``.
+        sink: Takes the rows instead of OTLP.
+        set_up: Whether to set up a provider when there is none; by default not under ``opentelemetry-instrument``.
+
+    Raises:
+        InputError: A ``PASTA_*`` setting cannot be read.
+    """
+    global _running  # noqa: PLW0603 - one per process, as the hooks it installs are
+    with _lock:
+        for name, model in (models or {}).items():
+            _names.name(model, name)
+        if _running is not None:
+            return _running
+        rate = load_settings()["PASTA_SAMPLING_RATE"] if sampling_rate is None else sampling_rate
+        meter = metrics.get_meter(semconv.SCOPE, meter_provider=meter_provider)
+        running = Instrumentation(rate, row_limit, sink, meter)
+        wanted = not _under_opentelemetry_instrument() if set_up is None else set_up
+        running.start(tracer_provider, set_up=wanted and tracer_provider is None)
+        _running = running
+        return running
+
+
+def uninstrument() -> None:
+    """Put everything back as it was; does nothing when nothing is instrumented."""
+    global _running
+    with _lock:
+        running, _running = _running, None
+        if running is not None:
+            running.stop()
+
+
+def name_model(model: Any, name: str) -> None:
+    """Give a root module its own name, for programs that run several models."""
+    _names.name(model, name)
+
+
+class PastaInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # as above
+    """The entry point that ``opentelemetry-instrument`` loads."""
+
+    def instrumentation_dependencies(self) -> Collection[str]:
+        """Return nothing: torch is used when the program imports it."""
+        return ()
+
+    def _instrument(self, **kwargs: Any) -> None:
+        kwargs.setdefault("set_up", False)
+        known = {"tracer_provider", "meter_provider", "sampling_rate", "row_limit", "models", "sink", "set_up"}
+        instrument(**{name: value for name, value in kwargs.items() if name in known})
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        del kwargs
+        uninstrument()
