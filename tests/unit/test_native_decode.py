@@ -61,7 +61,7 @@ def test_an_unknown_version_is_refused_by_name(version):
 def test_a_name_is_interned_once_also_under_two_pointers():
     builder = BufferBuilder()
     builder.kernel("gemm", 1, 2, 1).kernel("softmax", 2, 3, 2).kernel("gemm", 3, 4, 3)
-    builder.names = {pointer: b"gemm" for pointer in builder.names}
+    builder.names = dict.fromkeys(builder.names, b"gemm")
     rows, names = decoded(builder)
     assert set(rows["name"].tolist()) == {1}
     assert names == ["", "gemm"]

@@ -69,20 +69,22 @@ COPY_KINDS: Final = {
 }
 """``CUpti_ActivityMemcpyKind``."""
 
-# Launch calls by callback id (cupti_runtime_cbid.h, cupti_driver_cbid.h): the only calls a T2 window needs.
+# Calls that put work on the device, by callback id (cupti_runtime_cbid.h, cupti_driver_cbid.h): all that a T2 window needs
+# to join device work to spans. Kernel launches, graph launches, asynchronous and plain copies and sets.
 RUNTIME_LAUNCHES: Final = (211, 214, 269, 270, 311, 312, 430, 431, 505, 506)
+RUNTIME_COPIES: Final = (31, 41, 49, 51)
 DRIVER_LAUNCHES: Final = (307, 442, 477, 478, 514, 515, 652, 653)
 
 
 def views(blocks: list[_cupti.Block]) -> list[Rows]:
     """View each block as rows, without copying; the block goes back to the ring when its view is gone."""
-    return [np.frombuffer(block, dtype=ROW) for block in blocks]
+    return [np.frombuffer(memoryview(block), dtype=ROW) for block in blocks]
 
 
 def is_kind(rows: Rows, kinds: tuple[int, ...]) -> NDArray[np.bool_]:
     """Return which rows are of one of these kinds."""
     kind = rows["kind"]
-    mask = kind == kinds[0]
+    mask: NDArray[np.bool_] = kind == kinds[0]
     for other in kinds[1:]:
         mask |= kind == other
     return mask

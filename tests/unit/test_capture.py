@@ -1,0 +1,281 @@
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from pasta_otel.errors import MissingError
+from pasta_otel.gpu.cupti import library
+
+SOURCE = Path(__file__).parents[1] / "fixtures" / "native" / "fake_cupti.c"
+
+
+@pytest.fixture(scope="session")
+def fake_cupti(tmp_path_factory):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler for the stand-in CUPTI")
+    path = tmp_path_factory.mktemp("cupti") / "libcupti.so.13"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", path, SOURCE, "-lpthread"], check=True)
+    return path
+
+
+def run_with(fake_cupti, body: str) -> str:
+    """Run a body in its own process: a process loads one CUPTI for its life."""
+    script = textwrap.dedent(
+        """
+        import ctypes, sys
+        import numpy as np
+        from pasta_otel._native import _cupti
+        from pasta_otel.gpu.cupti.capture import T3_WINDOW, Capture, WindowKinds
+        from pasta_otel.gpu.cupti.rows import Kind
+        fake = ctypes.CDLL(sys.argv[1])
+        fake.fake_launch.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64]
+        GEMM = ctypes.create_string_buffer(b"gemm")
+        launch = lambda n=1: [fake.fake_launch(GEMM, 100, 10) for _ in range(n)]
+        """
+    )
+    script += textwrap.dedent(body)
+    done = subprocess.run([sys.executable, "-c", script, str(fake_cupti)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+LOADED = "_cupti.load(sys.argv[1]); capture = Capture(buffer_bytes=65536, max_buffers=8)\n"
+
+
+def test_only_what_is_launched_inside_a_window_is_recorded(fake_cupti):
+    run_with(
+        fake_cupti,
+        LOADED
+        + """
+launch(5)
+assert capture.open(T3_WINDOW)
+launch(7)
+capture.close()
+launch(5)
+rows = np.concatenate(capture.drain())
+assert (rows["kind"] == Kind.CONCURRENT_KERNEL).sum() == 7
+assert (rows["kind"] == Kind.RUNTIME).sum() == 7
+assert capture.names() == ["", "gemm"]
+""",
+    )
+
+
+def test_every_kind_is_off_after_a_window_and_launch_calls_alone_can_be_chosen(fake_cupti):
+    run_with(
+        fake_cupti,
+        LOADED
+        + """
+assert capture.open()
+assert [fake.fake_enabled(kind) for kind in (10, 1, 2, 39, 5)] == [1, 1, 1, 1, 0]
+assert fake.fake_runtime_call(211) and not fake.fake_runtime_call(10)
+capture.close()
+assert not any(fake.fake_enabled(kind) for kind in range(64))
+assert not any(fake.fake_runtime_call(number) for number in range(1024))
+""",
+    )
+
+
+def test_ten_thousand_windows_leak_nothing(fake_cupti):
+    out = run_with(
+        fake_cupti,
+        LOADED
+        + """
+import resource
+def cycle(n):
+    for _ in range(n):
+        assert capture.open(T3_WINDOW)
+        launch(3)
+        capture.close()
+        capture.drain()
+cycle(500)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+cycle(10_000)
+stats = capture.stats()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, stats["blocks"], stats["buffers_allocated"])
+assert stats["records"] == 10_500 * 6 and stats["dropped"] == 0 and stats["buffers_out"] == 0
+""",
+    )
+    grown_kib, blocks, buffers = map(int, out.split())
+    assert grown_kib < 2048
+    assert blocks <= 2
+    assert buffers <= 2
+
+
+def test_external_ids_reach_the_rows(fake_cupti):
+    run_with(
+        fake_cupti,
+        LOADED
+        + """
+capture.open(T3_WINDOW)
+_cupti.push(2**63 + 5); (inside,) = launch(); assert _cupti.pop() == 2**63 + 5
+(outside,) = launch()
+capture.close()
+rows = np.concatenate(capture.drain())
+external = rows[rows["kind"] == Kind.EXTERNAL_CORRELATION]
+assert external["value"].tolist() == [2**63 + 5] and external["correlation"].tolist() == [inside]
+assert external["detail"].tolist() == [5]
+assert _cupti.pop() == 0
+""",
+    )
+
+
+def test_another_subscriber_is_named_and_left_alone_until_it_has_gone(fake_cupti):
+    run_with(
+        fake_cupti,
+        LOADED
+        + """
+fake.fake_subscriber(b"nsys")
+before = fake.fake_enable_calls()
+assert not capture.open() and capture.holder == "nsys" and not capture.is_open
+assert fake.fake_enable_calls() == before
+fake.fake_subscriber(None)
+assert capture.open(T3_WINDOW) and capture.holder is None
+launch(); capture.close()
+assert sum(map(len, capture.drain())) == 2
+assert capture.stats()["stood_back"] == 1
+""",
+    )
+
+
+def test_an_open_window_is_shut_for_a_client_that_announces_itself(fake_cupti):
+    run_with(
+        fake_cupti,
+        LOADED
+        + """
+capture.open(T3_WINDOW); launch(2)
+capture.hold("torch.profiler")
+assert not any(fake.fake_enabled(kind) for kind in range(64))
+assert not capture.open() and capture.holder == "torch.profiler"
+capture.release("torch.profiler")
+assert capture.open(T3_WINDOW); launch(3); capture.close()
+rows = np.concatenate(capture.drain())
+assert (rows["kind"] == Kind.CONCURRENT_KERNEL).sum() == 5
+""",
+    )
+
+
+def test_an_idle_subscription_of_a_known_client_is_no_obstacle(fake_cupti):
+    run_with(
+        fake_cupti,
+        LOADED
+        + """
+fake.fake_subscriber(b"")
+capture.hold("torch.profiler")
+capture.release("torch.profiler", idle_subscriber=True)
+assert capture.open()
+""",
+    )
+
+
+def test_buffers_that_another_client_took_are_given_up_not_reused(fake_cupti):
+    run_with(
+        fake_cupti,
+        LOADED
+        + """
+capture.open(T3_WINDOW); launch()
+REQUESTED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+COMPLETED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
+taken = []
+mine = REQUESTED(lambda *a: None), COMPLETED(lambda c, s, buffer, size, valid: taken.append(buffer))
+fake.cuptiActivityRegisterCallbacks(*mine)
+fake.cuptiActivityFlushAll(0)
+assert len(taken) == 1 and capture.stats()["buffers_out"] == 1
+capture.hold("other"); capture.release("other")
+assert capture.open(T3_WINDOW); launch(); capture.close()
+stats = capture.stats()
+assert stats["buffers_lost"] == 1 and stats["buffers_out"] == 0
+assert sum(map(len, capture.drain())) == 2
+""",
+    )
+
+
+def test_records_beyond_the_buffer_pool_are_counted_as_dropped(fake_cupti):
+    run_with(
+        fake_cupti,
+        """
+_cupti.load(sys.argv[1]); capture = Capture(_cupti.Ring(block_rows=64, max_blocks=2), buffer_bytes=4096, max_buffers=1)
+capture.open(T3_WINDOW); launch(1000); capture.close()
+stats = capture.stats()
+kept = sum(map(len, capture.drain()))
+assert kept == 128 == stats["records"] and stats["records"] + stats["ring_full"] == 2000
+""",
+    )
+
+
+def test_decoding_on_a_foreign_thread_never_needs_the_interpreter(fake_cupti):
+    run_with(
+        fake_cupti,
+        LOADED
+        + """
+capture.open(T3_WINDOW)
+holding = ctypes.PyDLL(sys.argv[1])  # calls without releasing the interpreter lock: a callback that wants it deadlocks
+holding.fake_launch_on_thread(20_000)
+capture.close()
+assert sum(map(len, capture.drain())) == 40_000
+assert sorted(capture.names()) == ["", "gemm", "softmax"]
+""",
+    )
+
+
+def test_a_walk_that_disagrees_with_cupti_is_found_and_nothing_is_decoded(fake_cupti):
+    run_with(
+        fake_cupti,
+        """
+fake.fake_version(130001, 224)
+_cupti.load(sys.argv[1]); capture = Capture(buffer_bytes=65536, max_buffers=8)
+capture.open(T3_WINDOW); launch(5); capture.close()
+assert capture.stats()["walk_mismatches"] == 1 and capture.drain() == []
+""",
+    )
+
+
+def test_an_unknown_library_version_is_refused_with_the_file_the_number_and_what_is_known(fake_cupti):
+    run_with(
+        fake_cupti,
+        """
+from pasta_otel.errors import MissingError
+from pasta_otel.gpu.cupti.library import load
+fake.fake_version(990000, 300)
+try:
+    load([sys.argv[1], "/nowhere/libcupti.so.12"])
+except MissingError as error:
+    text = str(error)
+    assert "990000" in text and sys.argv[1] in text and "13.0-13.5" in text and "/nowhere" in text and "PASTA_CUPTI" in text
+    assert error.exit_code == 3
+else:
+    raise SystemExit("accepted")
+""",
+    )
+
+
+def test_the_copy_that_the_process_has_loaded_comes_first(fake_cupti):
+    ctypes.CDLL(str(fake_cupti))
+    found = list(library.candidates({}, []))
+    assert found[0] == str(fake_cupti)
+    assert found[-1] == "libcupti.so.12"
+
+
+def test_packages_are_searched_where_pypi_puts_the_library(tmp_path):
+    wanted = tmp_path / "nvidia" / "cu13" / "lib" / "libcupti.so.13"
+    wanted.parent.mkdir(parents=True)
+    wanted.touch()
+    assert next(library.candidates({}, [str(tmp_path)], loaded=list)) == str(wanted)
+    assert list(library.candidates({"PASTA_CUPTI_LIBRARY": "/x"}, [], loaded=list)) == ["/x"]
+
+
+def test_without_a_library_the_error_says_how_to_get_one():
+    with pytest.raises(MissingError, match="no usable libcupti.*nvidia-cuda-cupti"):
+        library.load(["/nowhere/libcupti.so.13"])
+
+
+@pytest.mark.skipif(not os.access("/proc/self/maps", os.R_OK), reason="no /proc")
+def test_a_process_without_cupti_maps_none(tmp_path):
+    maps = tmp_path / "maps"
+    maps.write_text("7f00-7f01 r-xp 00000000 00:00 0    /usr/lib/libc.so.6\n7f02-7f03 rw-p 00000000 00:00 0\n")
+    assert library.loaded_libraries(maps) == []
