@@ -245,9 +245,10 @@ def parse_documents(text: str, file: str) -> list[Document]:
     Raises:
         InputError: The text is not YAML.
     """
-    loader = yaml.SafeLoader(text)
     documents = []
+    loader = None
     try:
+        loader = yaml.SafeLoader(text)
         while loader.check_node():
             node = loader.get_node()
             if node is None:
@@ -263,7 +264,8 @@ def parse_documents(text: str, file: str) -> list[Document]:
             f"not valid YAML: {reason}", file=file, line=mark.line + 1 if mark else None, kind="yaml"
         ) from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     return documents
 
 

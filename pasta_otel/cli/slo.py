@@ -1,0 +1,182 @@
+"""``pasta-otel slo``: check SLO files, and show how the SLOs stand."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from pasta_otel.errors import InputError
+from pasta_otel.slo.controller import DEFAULT_GRACE_NS, Parts, SLOController
+from pasta_otel.slo.periods import length_ns
+from pasta_otel.slo.report import evaluation_to_json
+from pasta_otel.slo.sources.remote import fetch_states
+from pasta_otel.slo.spec.document import Problem
+from pasta_otel.slo.spec.load import SpecSet, check, load
+from pasta_otel.slo.windows import DEFAULT, lint, load_windows
+
+DEFAULT_SERVER = "http://127.0.0.1:4320"
+EXIT_FINE, EXIT_NO, EXIT_NO_DATA = 0, 1, 3
+
+
+@click.group(help="Validate SLO files and show their state.")
+def command() -> None:
+    """Group the subcommands."""
+
+
+@command.command()
+@click.argument("paths", nargs=-1, required=True, metavar="FILE...")
+@click.option("--windows", default=DEFAULT, show_default=True, help="Burn-rate windows: a shipped name or a file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def validate(ctx: click.Context, paths: tuple[str, ...], windows: str, *, as_json: bool) -> None:
+    """Check SLO files and directories: exit 0 when all are valid, 1 when one is not, 2 when one cannot be read."""
+    found = check(paths)
+    problems = (*found.problems, *_lint(found, windows))
+    errors = [problem for problem in problems if problem.severity == "error"]
+    if as_json:
+        click.echo(json.dumps(_validation_json(found, problems), indent=2))
+    else:
+        for problem in problems:
+            click.echo(f"{problem.severity}: {problem}", err=True)
+        click.echo(f"{len(found.objects)} objects, {len(found.slos)} objectives, {len(errors)} errors")
+    ctx.exit(EXIT_NO if errors else EXIT_FINE)
+
+
+def _lint(found: SpecSet, windows: str) -> list[Problem]:
+    rows, now = load_windows(windows), time.time_ns()
+    return [
+        Problem(f"{slo.name}: {message}", slo.file, None, "", "burn_rate", "warning")
+        for slo in found.slos
+        for message in lint(rows, slo.objective, length_ns(slo.window, now))
+    ]
+
+
+def _validation_json(found: SpecSet, problems: tuple[Problem, ...]) -> dict[str, Any]:
+    return {
+        "valid": not found.errors,
+        "slos": [
+            {"name": slo.name, "service": slo.service, "objective": float(slo.objective), "file": slo.file}
+            for slo in found.slos
+        ],
+        "problems": [
+            {
+                "severity": problem.severity,
+                "file": problem.file,
+                "line": problem.line,
+                "field": problem.field,
+                "kind": problem.kind,
+                "message": problem.message,
+            }
+            for problem in problems
+        ],
+    }
+
+
+@command.command()
+@click.option("--server", default=None, metavar="URL", help=f"Ask this controller or sidecar  [{DEFAULT_SERVER}]")
+@click.option("--slo", "slo_paths", multiple=True, metavar="FILE", help="Evaluate this SLO file once (with --store).")
+@click.option("--store", default=None, metavar="FILE", help="Span store to evaluate over, when nobody holds it.")
+@click.option("--windows", default=DEFAULT, show_default=True, help="Burn-rate windows: a shipped name or a file.")
+@click.option("--grace", default=None, type=float, metavar="SECONDS", help="How long late spans count.  [30]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def status(  # noqa: PLR0913, PLR0917  # one parameter an option
+    ctx: click.Context,
+    server: str | None,
+    slo_paths: tuple[str, ...],
+    store: str | None,
+    windows: str,
+    grace: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Show every SLO: exit 0 when none burns, 1 when one burns, 3 when nothing is known of any."""
+    if bool(slo_paths) != bool(store) or (server and store):
+        raise click.UsageError("give --server URL, or --slo FILE together with --store FILE")
+    if store:
+        document = evaluate_once(slo_paths, Path(store), windows, grace)
+    else:
+        document = fetch_states(server or DEFAULT_SERVER)
+    if as_json:
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        Console().print(states_table(document["slos"]))
+    ctx.exit(exit_code(document["slos"]))
+
+
+def evaluate_once(
+    slo_paths: tuple[str, ...], store_path: Path, windows: str, grace_seconds: float | None
+) -> dict[str, Any]:
+    """Return the states of SLO files over a span store, as of now."""
+    from pasta_otel.exporters.store import open_store  # noqa: PLC0415  # duckdb is an optional extra
+    from pasta_otel.slo.sources.spans import SpanSource  # noqa: PLC0415
+
+    if not store_path.exists():
+        raise InputError("no such file", file=str(store_path))
+    grace_ns = DEFAULT_GRACE_NS if grace_seconds is None else int(grace_seconds * 1e9)
+    store = open_store(store_path)
+    try:
+        controller = SLOController(
+            load(slo_paths).slos, load_windows(windows), Parts(SpanSource(store, grace_ns)), grace_ns=grace_ns
+        )
+        return evaluation_to_json(controller.tick(time.time_ns()))
+    finally:
+        store.close()
+
+
+def exit_code(states: list[dict[str, Any]]) -> int:
+    """Return 1 when an SLO burns, 3 when there is no data for any, else 0."""
+    verdicts = [state["verdict"] for state in states]
+    if "burning" in verdicts:
+        return EXIT_NO
+    return EXIT_NO_DATA if all(verdict == "no_data" for verdict in verdicts) else EXIT_FINE
+
+
+def states_table(states: list[dict[str, Any]]) -> Table:
+    """Return the states as a table for people."""
+    table = Table(title="Service level objectives")
+    for heading in ("SLO", "service", "objective", "verdict", "budget left", "burn rate", "why", "owner"):
+        table.add_column(heading)
+    for state in states:
+        table.add_row(
+            state["name"],
+            state["service"],
+            f"{state['objective'] * 100:g} %",
+            _verdict_text(state),
+            _percent(state["budget"]["remaining"]),
+            _burn_text(state["burn_rates"]),
+            _why(state),
+            str(state["annotations"].get("owner", "")),
+        )
+    return table
+
+
+def _verdict_text(state: dict[str, Any]) -> str:
+    colour = {"ok": "green", "burning": "bold red", "no_data": "yellow"}[state["verdict"]]
+    reason = f" ({state['reason']})" if state["reason"] else ""
+    return f"[{colour}]{state['verdict']}{reason}[/]"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share * 100:.1f} %"
+
+
+def _burn_text(rates: list[dict[str, Any]]) -> str:
+    parts = [
+        f"{rate['long_window']}/{rate['short_window']} "
+        + " / ".join("-" if value is None else f"{value:.2f}" for value in (rate["long"], rate["short"]))
+        + f" (>{rate['factor']:g})"
+        for rate in rates
+    ]
+    return "\n".join(parts)
+
+
+def _why(state: dict[str, Any]) -> str:
+    causes = (state["attribution"] or {}).get("causes", [])
+    return f"{causes[0]['kind']} {causes[0]['target']}" if causes else str(state["detail"])

@@ -1,0 +1,144 @@
+"""``pasta-otel slo`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pasta_otel import cli
+from pasta_otel.cli.slo import command
+from pasta_otel.slo.controller import Parts, SLOController
+from pasta_otel.slo.report import evaluation_to_json
+from pasta_otel.slo.spec.load import load
+from pasta_otel.slo.windows import load_windows
+from pasta_otel.testing.slo import EventListSource
+
+CASES = Path(__file__).parents[1] / "fixtures" / "cases"
+SECOND = 1_000_000_000
+NOW = 1_700_000_000 * SECOND
+SPEC = """
+apiVersion: openslo/v1
+kind: SLO
+metadata: {name: orders, annotations: {owner: team-orders}}
+spec:
+  service: order-api
+  budgetingMethod: Occurrences
+  timeWindow: [{duration: 1h, isRolling: true}]
+  indicator:
+    metadata: {name: right}
+    spec: {ratioMetric: {rawType: success, raw: {metricSource: {type: spans, spec: {service: order-api}}}}}
+  objectives: [{target: 0.95}]
+"""
+
+
+def pasta(capsys, *args: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["slo", *args])
+    out, err = capsys.readouterr()
+    return int(caught.value.code or 0), out, err
+
+
+def test_a_valid_file_exits_0(capsys, tmp_path):
+    (tmp_path / "a.yaml").write_text(SPEC)
+    code, out, err = pasta(capsys, "validate", "--windows", "demo", str(tmp_path))
+    assert (code, err) == (0, "")
+    assert "1 objectives, 0 errors" in out
+
+
+def test_an_invalid_file_exits_1_and_names_file_line_and_field(capsys):
+    file = CASES / "S07" / "03_raw_without_type.yaml"
+    code, _, err = pasta(capsys, "validate", str(file))
+    assert code == 1
+    assert err == f"error: {file}:5: spec.ratioMetric.rawType: required with raw: success or failure\n"
+
+
+def test_an_unreadable_file_exits_2(capsys):
+    code, _, err = pasta(capsys, "validate", "/nowhere.yaml")
+    assert code == 2
+    assert "/nowhere.yaml: No such file" in err
+
+
+def test_validation_as_json_is_one_document(capsys):
+    code, out, _ = pasta(capsys, "validate", "--json", str(CASES / "S07"))
+    document = json.loads(out)
+    assert code == 1
+    assert document["valid"] is False
+    assert {problem["kind"] for problem in document["problems"]} >= {"meaningless_ratio", "exclusive", "required"}
+    assert all(problem["line"] for problem in document["problems"])
+
+
+@pytest.fixture
+def server(request, tmp_path):
+    """A server that answers as the controller's API does, with the states of a real controller."""
+    (tmp_path / "slo.yaml").write_text(SPEC)
+    share = request.param
+    events = (
+        [(NOW - 60 * SECOND + i * SECOND // 10, (i * share) % 1 + share < 1) for i in range(600)] if share >= 0 else []
+    )
+    controller = SLOController(
+        load([tmp_path / "slo.yaml"]).slos, load_windows("demo"), Parts(EventListSource(events)), grace_ns=0
+    )
+    body = json.dumps(evaluation_to_json(controller.tick(NOW))).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == "/api/v1/slos" else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(("server", "code"), [(0.0, 0), (0.5, 1), (-1, 3)], indirect=["server"])
+def test_status_asks_the_server_and_exits_by_verdict(capsys, server, code):
+    assert pasta(capsys, "status", "--server", server)[0] == code
+    json_code, out, _ = pasta(capsys, "status", "--server", server, "--json")
+    (state,) = json.loads(out)["slos"]
+    assert json_code == code
+    assert state["verdict"] == {0: "ok", 1: "burning", 3: "no_data"}[code]
+
+
+@pytest.mark.parametrize("server", [0.5], indirect=True)
+def test_the_table_shows_verdict_budget_burn_rate_and_owner(capsys, monkeypatch, server):
+    monkeypatch.setenv("COLUMNS", "160")
+    _, out, _ = pasta(capsys, "status", "--server", server)
+    for text in ("orders", "95 %", "burning", "10.00 / 10.00 (>2.4)", "team-orders"):
+        assert text in out
+
+
+def test_status_without_a_server_exits_3_and_says_what_to_do(capsys):
+    code, _, err = pasta(capsys, "status", "--server", "http://127.0.0.1:1")
+    assert code == 3
+    assert "start pasta-otel sidecar" in err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--slo", "a.yaml"),
+        ("--store", "a.db"),
+        ("--server", "http://x", "--slo", "a", "--store", "b"),
+        ("--server", "ftp://x"),
+    ],
+)
+def test_wrong_use_exits_2(capsys, args):
+    assert pasta(capsys, "status", *args)[0] == 2
+
+
+def test_help_names_every_subcommand():
+    text = CliRunner().invoke(command, ["--help"]).output
+    assert "validate" in text
+    assert "status" in text
