@@ -1,0 +1,224 @@
+"""The one thread that writes: batches at once, a trace's times when it settles."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from opentelemetry.metrics import Meter, NoOpMeter
+
+from pasta_otel import semconv
+from pasta_otel.clock import Clock
+from pasta_otel.exporters.ledger import Ledger
+from pasta_otel.exporters.receiver.batch import SpanBatch
+from pasta_otel.exporters.store.columns import Columns, concatenate, span_columns, texts
+from pasta_otel.exporters.store.dimensions import Dimensions
+from pasta_otel.exporters.store.schema import with_transaction
+from pasta_otel.exporters.store.traces import OpenTraces, Times
+from pasta_otel.model import HostSample
+
+logger = logging.getLogger(__name__)
+
+_ROWS_AT_ONCE = 50_000  # of one insert: bounds the writer's memory when the queue is long
+
+
+class Writer:
+    """Write batches from a bounded queue and account for every span.
+
+    Args:
+        connection: The store's connection; used by this thread alone.
+        dimensions: Numbers for what repeats.
+        traces: Traces that are still arriving.
+        ledger: Account of spans.
+        sink: Name in the ledger.
+        clock: Both clocks.
+        queue_spans: Most spans that may wait.
+        flush_interval_s: A batch waits at most this long for company.
+        grace_ns: Spans that arrive later after their end are counted as late.
+        meter: Where late spans are counted.
+    """
+
+    def __init__(
+        self,
+        connection: Any,
+        dimensions: Dimensions,
+        traces: OpenTraces,
+        ledger: Ledger,
+        *,
+        sink: str,
+        clock: Clock,
+        queue_spans: int,
+        flush_interval_s: float,
+        grace_ns: int,
+        meter: Meter | None = None,
+    ) -> None:
+        self._connection, self._dimensions, self._traces, self._ledger = connection, dimensions, traces, ledger
+        self._sink, self._clock, self._grace_ns = sink, clock, grace_ns
+        self._limit, self._flush_interval_s = queue_spans, flush_interval_s
+        self._wake = threading.Condition()
+        self._queue: deque[SpanBatch] = deque()
+        self._samples: list[HostSample] = []
+        self._waiting = 0
+        self._asked = self._done = 0
+        self._stopping = False
+        self._settle_all = False
+        self._failed = False
+        spec = semconv.METRICS[semconv.STORE_LATE]
+        self._late = (meter or NoOpMeter("")).create_counter(spec.name, spec.unit, spec.description)
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def has_room(self, spans: int) -> bool:
+        """Say whether so many spans may wait; an empty queue takes a batch of any size."""
+        return not self._stopping and (not self._waiting or self._waiting + spans <= self._limit)
+
+    def put(self, batch: SpanBatch) -> bool:
+        """Queue a batch; one too many is settled as dropped."""
+        with self._wake:
+            taken = self.has_room(len(batch))
+            if taken:
+                self._queue.append(batch)
+                self._waiting += len(batch)
+                self._wake.notify()
+        if not taken:
+            self._ledger.settle(self._sink, dropped={"shutdown" if self._stopping else "queue_full": len(batch)})
+        return taken
+
+    def put_samples(self, samples: Sequence[HostSample]) -> None:
+        """Queue host samples; they are written with the next flush."""
+        with self._wake:
+            self._samples.extend(samples)
+
+    def flush(self, timeout_s: float, *, settle: bool) -> bool:
+        """Wait until everything queued so far is written; ``settle`` also closes every trace, complete or not."""
+        with self._wake:
+            self._settle_all = self._settle_all or settle
+            self._asked += 1
+            mine = self._asked
+            self._wake.notify()
+            return self._wake.wait_for(lambda: self._done >= mine, timeout_s)
+
+    def stop(self, deadline_s: float) -> None:
+        """Write what waits and end; what could not be written by the deadline is dropped as ``shutdown``."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join(deadline_s)
+        with self._wake:
+            left, self._queue = list(self._queue), deque()
+        for batch in left:
+            self._ledger.settle(self._sink, dropped={"shutdown": len(batch)})
+        self._thread.join()  # the batch in hand is finite; the connection must not be closed under it
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                if not (self._queue or self._stopping or self._asked > self._done):
+                    self._wake.wait(self._flush_interval_s)
+                batches = self._take()
+                samples, self._samples = self._samples, []
+                asked = self._asked if not self._queue else self._done
+                settle = (self._settle_all and not self._queue) or (self._stopping and not self._queue)
+                stopping = self._stopping and not self._queue
+            self._guarded(self._write_samples, samples)
+            self._write(batches)
+            self._guarded(self._settle, settle)
+            with self._wake:
+                if settle:
+                    self._settle_all = False
+                self._done = asked
+                self._wake.notify_all()
+            if stopping:
+                return
+
+    def _take(self) -> list[SpanBatch]:
+        batches: list[SpanBatch] = []
+        rows = 0
+        while self._queue and (not batches or rows + len(self._queue[0]) <= _ROWS_AT_ONCE):
+            batches.append(self._queue.popleft())
+            rows += len(batches[-1])
+        return batches
+
+    def _write(self, batches: Sequence[SpanBatch]) -> None:
+        if not batches:
+            return
+        rows = sum(len(batch) for batch in batches)
+        try:
+            columns = concatenate([span_columns(batch, self._dimensions) for batch in batches])
+            self._insert("spans", columns)
+        except Exception:  # noqa: BLE001 - counted as dropped; telemetry must not stop the process
+            self._report("spans could not be stored")
+            self._settled(rows, dropped={"write_error": rows})
+            return
+        self._failed = False
+        self._settled(rows, ok=rows)
+        late = int((columns["lateness_ns"] > self._grace_ns).sum())
+        if late:
+            self._late.add(late)
+        self._guarded(self._traces.add, columns, self._clock.monotonic_ns())
+
+    def _settled(self, rows: int, ok: int = 0, dropped: dict[str, int] | None = None) -> None:
+        with self._wake:
+            self._waiting -= rows
+        self._ledger.settle(self._sink, ok=ok, dropped=dropped)
+
+    def _settle(self, everything: bool) -> None:
+        times = self._traces.due(self._clock.monotonic_ns(), everything=everything)
+        if times is not None and (len(times) or times.replaced):
+            self._insert("span_times", times.columns, times)
+
+    def _write_samples(self, samples: Sequence[HostSample]) -> None:
+        if not samples:
+            return
+        columns = {
+            "time_unix_nano": np.array([sample.time_unix_nano for sample in samples], dtype=np.int64),
+            "service": texts([sample.service for sample in samples]),
+            "pid": np.array([sample.pid for sample in samples], dtype=np.int32),
+            "metric": texts([sample.metric for sample in samples]),
+            "value": np.array([sample.value for sample in samples], dtype=np.float64),
+        }
+        self._insert("host_samples", columns)
+
+    def _insert(self, table: str, columns: Columns, times: Times | None = None) -> None:
+        def work(connection: Any) -> None:
+            self._dimensions.write_new(connection)
+            if times is not None and times.replaced:
+                _delete_replaced(connection, times)
+            connection.register("incoming", columns)
+            try:
+                connection.execute(f"insert into {table} by name select * from incoming")  # noqa: S608 - our own table
+            finally:
+                connection.unregister("incoming")
+
+        with_transaction(self._connection, work)
+        self._dimensions.written()
+
+    def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except Exception:  # noqa: BLE001 - the spans themselves are stored; the next round goes on
+            self._report("a trace's times or host samples could not be stored")
+
+    def _report(self, what: str) -> None:
+        """Log the first of a run of failures."""
+        if not self._failed:
+            logger.warning("%s", what, exc_info=True)
+        self._failed = True
+
+
+def _delete_replaced(connection: Any, times: Times) -> None:
+    keys = np.array(times.replaced, dtype=np.uint64)
+    replaced = {"trace_hi": np.ascontiguousarray(keys[:, 0]), "trace_lo": np.ascontiguousarray(keys[:, 1])}
+    connection.register("replaced", replaced)
+    try:
+        connection.execute("""delete from span_times t using replaced r
+                              where t.trace_hi = r.trace_hi and t.trace_lo = r.trace_lo""")
+    finally:
+        connection.unregister("replaced")
