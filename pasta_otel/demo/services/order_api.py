@@ -1,0 +1,123 @@
+"""The order API: checks an order, scores its risk, takes the money, and recommends more.
+
+What pasta-otel adds stands in three places: ``slo.breaker`` around the dependency that orders can do without,
+``slo.flag`` to skip it while degraded, and ``@slo.handler`` to hear of the change. The SLO and the policy live outside.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from pasta_otel import slo
+from pasta_otel.demo.services.catalogue import total_cents
+from pasta_otel.demo.services.serving import HEALTH, serve
+
+TIMEOUT_SECONDS = 10.0
+log = logging.getLogger("order-api")
+breaker = slo.breaker("recommendations")
+
+
+class DependencyError(Exception):
+    """A dependency did not do its part of an order."""
+
+
+@slo.handler("recommendations")
+def on_degrade(degraded: bool) -> None:
+    """Hear that recommendations were switched off, or on again."""
+    log.warning("recommendations are %s", "off: the SLO burns because of them" if degraded else "on again")
+
+
+class Dependencies:
+    """HTTP calls to the other services; remembers for each order which of them it made."""
+
+    def __init__(self, client: httpx.AsyncClient, urls: dict[str, str]) -> None:
+        self._client, self._urls = client, urls
+
+    async def post(self, calls: list[str], name: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Call ``name`` and return its answer.
+
+        Raises:
+            DependencyError: It did not answer in time, or not with success.
+        """
+        calls.append(name)
+        try:
+            response = await self._client.post(self._urls[name] + path, json=body)
+            response.raise_for_status()
+        except httpx.HTTPStatusError as error:
+            raise DependencyError(f"{name} answered {error.response.status_code}") from error
+        except httpx.HTTPError as error:
+            raise DependencyError(f"{name}: {type(error).__name__}") from error
+        answer: dict[str, Any] = response.json()
+        return answer
+
+
+async def recommend(dependencies: Dependencies, calls: list[str], skus: list[str]) -> list[str] | None:
+    """Return recommended skus, or None while recommendations are degraded."""
+    if slo.flag("degrade.recommendations"):
+        return None
+    body = {"skus": skus}
+    try:
+        answer = await breaker.acall(dependencies.post, calls, "recommendations", "/recommendations", body)
+    except slo.CircuitOpenError:
+        return None
+    recommended: list[str] = answer["skus"]
+    return recommended
+
+
+async def fulfil(dependencies: Dependencies, calls: list[str], order: dict[str, Any]) -> dict[str, Any]:
+    """Do an order's work, one dependency after the other."""
+    items = [(sku, int(quantity)) for sku, quantity in order["items"]]
+    total = total_cents(items)
+    risk = await dependencies.post(calls, "model", "/risk", order)
+    payment = await dependencies.post(
+        calls, "payment", "/authorizations", {"order_id": order["order_id"], "amount_cents": total}
+    )
+    recommended = await recommend(dependencies, calls, [sku for sku, _ in items])
+    return {
+        "order_id": order["order_id"],
+        "status": "accepted",
+        "total_cents": total,
+        "risk": risk["risk"],
+        "authorization": payment["authorization"],
+        "recommendations": recommended or [],
+        "degraded": recommended is None,
+    }
+
+
+async def create_order(request: Request) -> Response:
+    """Take one order; 422 if it makes no sense, 502 if a dependency failed it."""
+    calls: list[str] = []
+    try:
+        answer, status = await fulfil(request.app.state.dependencies, calls, await request.json()), 201
+    except (KeyError, TypeError, ValueError) as error:
+        answer, status = {"error": f"not an order: {error!r}"}, 422
+    except DependencyError as error:
+        answer, status = {"error": str(error)}, 502
+    answer["calls"] = calls
+    return JSONResponse(answer, status_code=status)
+
+
+@asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    """Keep one connection pool while the service runs."""
+    urls: dict[str, str] = json.loads(os.environ["DEMO_DEPENDENCIES"])
+    async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS) as client:
+        app.state.dependencies = Dependencies(client, urls)
+        yield
+
+
+app = Starlette(routes=[Route("/orders", create_order, methods=["POST"]), HEALTH], lifespan=lifespan)
+
+if __name__ == "__main__":
+    serve(app)

@@ -1,0 +1,40 @@
+"""How the demo's services listen: a loopback port that the system chooses, told on stdout, and an orderly stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+
+async def healthz(request: Request) -> Response:
+    """Answer that the service is up."""
+    del request
+    return JSONResponse({"status": "ok"})
+
+
+HEALTH = Route("/healthz", healthz)
+
+
+def serve(app: ASGIApp) -> None:
+    """Serve ``app`` on loopback until SIGTERM or SIGINT; port ``PORT``, or a free one."""
+    # uvicorn raises SIGTERM again once it has stopped; exiting instead of dying lets telemetry flush
+    signal.signal(signal.SIGTERM, _exit)
+    listener = socket.create_server(("127.0.0.1", int(os.environ.get("PORT", "0"))), backlog=512)
+    sys.stdout.write(json.dumps({"event": "ready", "port": listener.getsockname()[1]}) + "\n")
+    sys.stdout.flush()
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on")
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _exit(*_: Any) -> None:
+    sys.exit(0)
