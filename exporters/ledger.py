@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -144,28 +144,41 @@ class Ledger:
             )
 
     def _export(self, meter: Meter, names: LedgerNames) -> None:
-        def received(_: CallbackOptions) -> Iterable[Observation]:
-            yield Observation(self.snapshot().received)
-
-        def rejected(_: CallbackOptions) -> Iterable[Observation]:
-            for reason, count in self.snapshot().rejected.items():
-                yield Observation(count, {"reason": reason})
-
-        def ok(_: CallbackOptions) -> Iterable[Observation]:
-            for name, sink in self.snapshot().sinks.items():
-                yield Observation(sink.ok, {"sink": name})
-
-        def dropped(_: CallbackOptions) -> Iterable[Observation]:
-            for name, sink in self.snapshot().sinks.items():
-                for reason, count in sink.dropped.items():
-                    yield Observation(count, {"sink": name, "reason": reason})
-
-        def pending(_: CallbackOptions) -> Iterable[Observation]:
-            for name, sink in self.snapshot().sinks.items():
-                yield Observation(sink.pending, {"sink": name})
-
-        for name, callback in zip(names[:4], (received, rejected, ok, dropped), strict=True):
+        """Export by callbacks, so that metrics and reports come from the same snapshots."""
+        for name, read in zip(names[:4], (_received, _rejected, _ok, _dropped), strict=True):
             spec = semconv.METRICS[name]
-            meter.create_observable_counter(name, [callback], spec.unit, spec.description)
+            meter.create_observable_counter(name, [self._callback(read)], spec.unit, spec.description)
         spec = semconv.METRICS[names.pending]
-        meter.create_observable_up_down_counter(names.pending, [pending], spec.unit, spec.description)
+        callback = self._callback(_pending)
+        meter.create_observable_up_down_counter(names.pending, [callback], spec.unit, spec.description)
+
+    def _callback(self, read: _Read) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        return lambda _options: read(self.snapshot())
+
+
+_Read = Callable[[LedgerSnapshot], Iterable[Observation]]
+
+
+def _received(snapshot: LedgerSnapshot) -> Iterable[Observation]:
+    yield Observation(snapshot.received)
+
+
+def _rejected(snapshot: LedgerSnapshot) -> Iterable[Observation]:
+    for reason, count in snapshot.rejected.items():
+        yield Observation(count, {"reason": reason})
+
+
+def _ok(snapshot: LedgerSnapshot) -> Iterable[Observation]:
+    for name, sink in snapshot.sinks.items():
+        yield Observation(sink.ok, {"sink": name})
+
+
+def _dropped(snapshot: LedgerSnapshot) -> Iterable[Observation]:
+    for name, sink in snapshot.sinks.items():
+        for reason, count in sink.dropped.items():
+            yield Observation(count, {"sink": name, "reason": reason})
+
+
+def _pending(snapshot: LedgerSnapshot) -> Iterable[Observation]:
+    for name, sink in snapshot.sinks.items():
+        yield Observation(sink.pending, {"sink": name})

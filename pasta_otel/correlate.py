@@ -67,7 +67,8 @@ def build_tree(span_id: Sequence[int], parent_span_id: Sequence[int], start: Seq
     """Build the tree of one trace in linear time (case O06).
 
     A span whose parent is missing becomes a root with the flag ``orphan``, one that names itself ``self_parent``; of a
-    cycle the earliest span becomes the root with the flag ``cycle``. Of two spans with one id the first has the children.
+    cycle the earliest span becomes the root, with the flag ``cycle``. Of two spans with one id the first has the
+    children.
 
     Args:
         span_id: Ids, not 0.
@@ -91,7 +92,7 @@ def build_tree(span_id: Sequence[int], parent_span_id: Sequence[int], start: Seq
         parent[root] = ROOT
         flags[root] |= SpanFlag.CYCLE
     children: list[list[int]] = [[] for _ in span_id]
-    roots = []
+    roots: list[int] = []
     for index, up in enumerate(parent):
         (roots if up == ROOT else children[up]).append(index)
     return TraceTree(parent, children, roots, flags)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ NO_PARENT = bytes(8)
 _NO_TRACE = bytes(16)
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 REPLACEMENT = "\ufffd"
+_NOT_FINITE = {"inf": "Infinity", "-inf": "-Infinity"}
 
 
 class Memo(dict[bytes, Any]):
@@ -61,24 +63,23 @@ def any_value(value: Any) -> Any:
     if which is None:
         return None
     inner = getattr(value, which)
-    match which:
-        case "string_value":
-            return inner.decode("utf-8", "replace")
-        case "bytes_value":
-            return b64encode(inner).decode("ascii")
-        case "array_value":
-            return [any_value(item) for item in inner.values]
-        case "kvlist_value":
-            return attribute_dict(inner.values)
-        case "double_value":
-            return inner if inner - inner == 0 else {"nan": "NaN", "inf": "Infinity"}.get(str(inner), "-Infinity")
-        case _:
-            return inner
+    convert = _CONVERT.get(which)
+    return convert(inner) if convert else inner
 
 
 def attribute_dict(pairs: Iterable[Any]) -> dict[str, Any]:
     """Return KeyValues (strings as bytes) as a dict."""
     return {pair.key.decode("utf-8", "replace"): any_value(pair.value) for pair in pairs}
+
+
+_CONVERT: dict[str, Callable[[Any], Any]] = {
+    "string_value": lambda raw: raw.decode("utf-8", "replace"),
+    "bytes_value": lambda raw: b64encode(raw).decode("ascii"),
+    "array_value": lambda array: [any_value(item) for item in array.values],
+    "kvlist_value": lambda pairs: attribute_dict(pairs.values),
+    # JSON has no NaN; OTLP/JSON writes these three as text
+    "double_value": lambda number: number if math.isfinite(number) else _NOT_FINITE.get(str(number), "NaN"),
+}
 
 
 class TraceDecoder:

@@ -40,13 +40,7 @@ def _endpoint(
         media = _media_type(request)
         try:
             _authorise(request, config.bearer_token)
-            if media not in {PROTOBUF, JSON}:
-                raise Refused(
-                    "unsupported_media_type",
-                    f"Content-Type: expected {PROTOBUF} or {JSON}, got {media[:60]!r}",
-                    http_status=415,
-                    grpc_code=3,
-                )
+            _check_media(media)
             body = await _read(request, config.max_request_bytes)
             body = decompress(body, request.headers.get("content-encoding", ""), config.max_request_bytes)
         except Refused as refusal:
@@ -65,6 +59,16 @@ def _endpoint(
 
 def _media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _check_media(media: str) -> None:
+    if media not in {PROTOBUF, JSON}:
+        raise Refused(
+            "unsupported_media_type",
+            f"Content-Type: expected {PROTOBUF} or {JSON}, got {media[:60]!r}",
+            http_status=415,
+            grpc_code=3,
+        )
 
 
 def _authorise(request: Request, token: str | None) -> None:

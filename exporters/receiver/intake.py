@@ -90,7 +90,7 @@ class Intake:
         meter: Where refused requests are counted.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of the world that it uses
         self,
         sinks: Sequence[SpanSink],
         ledger: Ledger,

@@ -114,11 +114,11 @@ def _scalar(field: Any, value: Any) -> Any:
         return _bytes(field, value)
     if field.type == FieldDescriptor.TYPE_BOOL:
         if not isinstance(value, bool):
-            raise ValueError(f"expected true or false, got {_shown(value)}")
+            raise TypeError(f"expected true or false, got {_shown(value)}")
         return value
     if field.type in _DOUBLES:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise ValueError(f"expected a number, got {_shown(value)}")
+            raise TypeError(f"expected a number, got {_shown(value)}")
         return float(value)
     if field.enum_type is not None and isinstance(value, str) and value in field.enum_type.values_by_name:
         return field.enum_type.values_by_name[value].number
@@ -131,13 +131,13 @@ def _integer(value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"expected an integer, got {_shown(value)}")
+        raise TypeError(f"expected an integer, got {_shown(value)}")
     return value
 
 
 def _bytes(field: Any, value: Any) -> bytes:
     if not isinstance(value, str):
-        raise ValueError(f"expected text, got {_shown(value)}")
+        raise TypeError(f"expected text, got {_shown(value)}")
     if field.name in _HEX_IDS:
         try:
             return bytes.fromhex(value)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -39,7 +40,7 @@ def histogram_fault(count: int, bucket_counts: Sequence[int], explicit_bounds: S
         return "bucket_length"
     if any(math.isinf(bound) or math.isnan(bound) for bound in explicit_bounds):
         return "bound_not_finite"
-    if any(low >= high for low, high in zip(explicit_bounds, explicit_bounds[1:], strict=False)):
+    if any(low >= high for low, high in pairwise(explicit_bounds)):
         return "bounds_not_increasing"
     return None if sum(bucket_counts) == count else "count_mismatch"
 

@@ -32,7 +32,7 @@ class Receiver:
         meter: Where refused requests are counted.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of the world that it uses
         self,
         config: ReceiverConfig,
         sinks: Sequence[SpanSink],
@@ -88,7 +88,7 @@ class Receiver:
             raise
 
     async def stop(self, grace_s: float = 2.0) -> None:
-        """Stop listening and let requests in flight end within ``grace_s`` seconds; sinks are drained by their owner."""
+        """Stop listening; requests in flight have ``grace_s`` seconds. Sinks are drained by their owner."""
         if self._grpc is not None:
             await self._grpc.stop(grace_s)
             self._grpc = None

@@ -64,7 +64,7 @@ def _parents(trace: Ints, span_id: NDArray[np.uint64], parent_span_id: NDArray[n
     return np.where(found, match, _ROOT).astype(np.int64), flags.astype(np.int64)
 
 
-def _cut_cycles(
+def _cut_cycles(  # noqa: PLR0913, PLR0917 - columns
     trace: Ints,
     span_id: NDArray[np.uint64],
     parent_span_id: NDArray[np.uint64],
@@ -88,8 +88,8 @@ def _cut_cycles(
 def _covered(parent: Ints, start: Ints, end: Ints) -> Ints:
     """Return, per span, how much of it its children cover together.
 
-    Children are sorted by (parent, start) and shifted so that each parent's interval follows the one before it: then one
-    running maximum over all of them tells what each child adds to the union.
+    Children are sorted by (parent, start) and shifted so that each parent's interval follows the one before it: then
+    one running maximum over all of them tells what each child adds to the union.
     """
     covered = np.zeros(len(parent), dtype=np.int64)
     child = np.flatnonzero(parent >= 0)

@@ -28,7 +28,7 @@ def adjusted_count(trace_state: str) -> float:
     """Return how many spans one sampled span stands for; 0 = a sampler is visible, its probability is not.
 
     Source: OpenTelemetry "TraceState: Probability Sampling" - `ot=th:T` is the rejection threshold, up to 14 hex digits
-    of 56 bits; the older `ot=p:N` means 2**-N. `rv` alone says that a consistent sampler took part, without its threshold.
+    of 56 bits; the older `ot=p:N` means 2**-N. `rv` alone: a consistent sampler took part, its threshold is unknown.
     """
     member = next((part.strip()[3:] for part in trace_state.split(",") if part.strip().startswith("ot=")), None)
     if member is None:

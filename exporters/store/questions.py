@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pasta_otel.correlate import flag_names
 from pasta_otel.exporters.store.dimensions import Dimensions
@@ -13,6 +13,20 @@ from pasta_otel.model import EdgeKey, HostSample, ModuleKey, OperationKey, Sampl
 
 _EXAMPLES = 3
 _FAILED_FIRST = 2**61  # added to a failed span's value, so that failures come before slow ones
+
+
+class _Grouping(NamedTuple):
+    """What one question groups, and by what."""
+
+    role: int
+    value: str
+    source: str
+    keys: str
+
+
+_OPERATIONS = ("operations d on t.key_id = d.op_id", "d.service, d.operation")
+_EDGES = ("edges d on t.key_id = d.edge_id", "d.caller, d.callee")
+_MODULES = ("modules d on t.key_id = d.module_id", "d.service, d.module")
 
 
 class Questions:
@@ -30,45 +44,35 @@ class Questions:
         self, window: TimeWindow, through: OperationKey | None, limit: int
     ) -> dict[OperationKey, Samples]:
         """Return self times by (service, operation); spans of several kinds with one name are one operation."""
-        source = "operations d on t.key_id = d.op_id"
-        rows = self._grouped(ROLE_OPERATION, "self_ns", source, "d.service, d.operation", window, through, limit)
+        rows = self._grouped(_Grouping(ROLE_OPERATION, "self_ns", *_OPERATIONS), window, through, limit)
         return {OperationKey(row[0], row[1]): _samples(row) for row in rows}
 
     def edges(self, value: str, window: TimeWindow, through: OperationKey | None, limit: int) -> dict[EdgeKey, Samples]:
         """Return ``gap_ns`` or ``duration_ns`` by (caller, callee)."""
-        source = "edges d on t.key_id = d.edge_id"
-        rows = self._grouped(ROLE_EDGE, value, source, "d.caller, d.callee", window, through, limit)
+        rows = self._grouped(_Grouping(ROLE_EDGE, value, *_EDGES), window, through, limit)
         return {EdgeKey(row[0], row[1]): _samples(row) for row in rows}
 
     def module_self_times(
         self, window: TimeWindow, through: OperationKey | None, limit: int
     ) -> dict[ModuleKey, Samples]:
         """Return self times by (service, module path)."""
-        source = "modules d on t.key_id = d.module_id"
-        rows = self._grouped(ROLE_MODULE, "self_ns", source, "d.service, d.module", window, through, limit)
+        rows = self._grouped(_Grouping(ROLE_MODULE, "self_ns", *_MODULES), window, through, limit)
         return {ModuleKey(row[0], row[1]): _samples(row) for row in rows}
 
     def _grouped(
-        self,
-        role: int,
-        value: str,
-        source: str,
-        keys: str,
-        window: TimeWindow,
-        through: OperationKey | None,
-        limit: int,
+        self, grouping: _Grouping, window: TimeWindow, through: OperationKey | None, limit: int
     ) -> list[tuple[Any, ...]]:
         routes = None if through is None else self._dimensions.routes_through(*through)
         if routes == []:
             return []
         chosen = "" if routes is None else "and t.route_id in (select unnest(?::integer[]))"
         query = f"""
-            select {keys}, count(*), count_if(t.error), count(distinct t.trace_lo),
-                   arg_min(t.{value}, hash(t.span_id), {max(1, limit)}),
-                   arg_max([t.trace_hi, t.trace_lo, t.span_id], t.{value} // 2 + t.error::bigint * {_FAILED_FIRST},
+            select {grouping.keys}, count(*), count_if(t.error), count(distinct t.trace_lo),
+                   arg_min(t.{grouping.value}, hash(t.span_id), {max(1, limit)}),
+                   arg_max([t.trace_hi, t.trace_lo, t.span_id], t.{grouping.value} // 2 + t.error::bigint * {_FAILED_FIRST},
                            {_EXAMPLES})
-            from span_times t join {source}
-            where t.role = {role} and t.end_unix_nano >= {window.start_unix_nano}
+            from span_times t join {grouping.source}
+            where t.role = {grouping.role} and t.end_unix_nano >= {window.start_unix_nano}
               and t.end_unix_nano < {window.end_unix_nano} {chosen}
             group by all"""  # noqa: S608 - our own names and numbers
         with self._cursor() as cursor:

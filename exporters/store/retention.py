@@ -30,7 +30,7 @@ class Retention:
         meter: Where deletions are counted.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of the world that it uses
         self,
         open_cursor: Callable[[], Any],
         clock: Clock,

@@ -75,7 +75,7 @@ class DuckDBSpanStore:
 
     name = "store"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of the world that it uses
         self,
         connection: Any,
         config: StoreConfig,

@@ -42,7 +42,7 @@ class Writer:
         meter: Where late spans are counted.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of the world that it uses
         self,
         connection: Any,
         dimensions: Dimensions,
@@ -209,7 +209,7 @@ class Writer:
     def _report(self, what: str) -> None:
         """Log the first of a run of failures."""
         if not self._failed:
-            logger.warning("%s", what, exc_info=True)
+            logger.warning("%s", what, exc_info=True)  # noqa: LOG014 - called by exception handlers only
         self._failed = True
 
 
