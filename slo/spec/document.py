@@ -122,14 +122,15 @@ class Cursor:
         """Record that a field is missing below here."""
         self.document.report(child_path(self.path, key), message, kind="required")
 
-    def mapping(self, allowed: frozenset[str] | None = None) -> Mapping[str, Any]:
-        """Return the mapping that stands here, or an empty one with a problem; unknown fields are problems."""
+    def mapping(self, allowed: frozenset[str] | None = None, *, unknown: Severity = "error") -> Mapping[str, Any]:
+        """Return the mapping that stands here, or an empty one with a problem; unknown fields are problems too."""
         if not isinstance(self.value, dict):
             self.problem(f"expected a mapping, got {describe(self.value)}", kind="type")
             return {}
         for key in self.value:
             if allowed is not None and key not in allowed:
-                self.document.report(child_path(self.path, key), "unknown field", kind="unknown_field")
+                text = "unknown field" if unknown == "error" else "unknown field, ignored"
+                self.document.report(child_path(self.path, key), text, kind="unknown_field", severity=unknown)
         return self.value
 
     def has(self, key: str) -> bool:

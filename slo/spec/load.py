@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pasta_otel.errors import InputError
-from pasta_otel.slo.spec import openslo_v1
+from pasta_otel.slo.spec import openslo_v1, openslo_v1alpha, sloth
 from pasta_otel.slo.spec.document import Cursor, Document, Problem, SpecError, read_documents
-from pasta_otel.slo.spec.model import SLO, SpecObject
+from pasta_otel.slo.spec.model import SLO, Read, SpecObject
 from pasta_otel.slo.spec.resolve import Placed, resolve
 
 SUFFIXES = (".yaml", ".yml", ".json")
-READERS: dict[str, Callable[[Cursor], SpecObject | None]] = {openslo_v1.API_VERSION: openslo_v1.read_object}
+READERS: dict[str, Callable[[Cursor], list[Read]]] = {
+    openslo_v1.API_VERSION: openslo_v1.read_objects,
+    openslo_v1alpha.API_VERSION: openslo_v1alpha.read_objects,
+    sloth.VERSION: sloth.read_objects,
+    sloth.API_VERSION: sloth.read_custom_resource,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +94,31 @@ def _read(document: Document) -> Iterator[Placed]:
     root = document.root
     for item in root.entries() if isinstance(document.data, list) else (root,):
         before = len(document.problems)
-        for read in _read_object(item):
-            if not any(problem.severity == "error" for problem in document.problems[before:]):
-                yield Placed(read, document, item.path)
+        reads = _read_object(item)
+        wrong = [problem.field for problem in document.problems[before:] if problem.severity == "error"]
+        for read in reads:
+            others = [other.scope for other in reads if other.scope != read.scope]
+            if all(any(_below(field, scope) for scope in others) for field in wrong):
+                yield Placed(read.object, document, item.path, read.name_field)
 
 
-def _read_object(item: Cursor) -> Iterator[SpecObject]:
+def _below(field: str, scope: str) -> bool:
+    return field == scope or field.startswith((f"{scope}.", f"{scope}["))
+
+
+def _read_object(item: Cursor) -> list[Read]:
     item.mapping()
     if not isinstance(item.value, dict):
-        return
+        return []
     key = "version" if item.has("version") and not item.has("apiVersion") else "apiVersion"
     version = item.text(key, required=True)
     reader = READERS.get(version)
     if reader is not None:
-        read = reader(item)
-        if read is not None:
-            yield read
-    elif version:
+        return reader(item)
+    if version:
         item.document.report(
             f"{item.path}.{key}".lstrip("."),
             f"{version!r} is not supported; supported are {', '.join(sorted(READERS))}",
             kind="api_version",
         )
+    return []

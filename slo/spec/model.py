@@ -166,8 +166,29 @@ class DataSource:
 
 
 @dataclass(frozen=True, slots=True)
+class Alerting:
+    """What the generated alerts of an SLO carry (Sloth's ``alerting``).
+
+    Attributes:
+        name: Alert name.
+        labels: Labels of both alerts.
+        annotations: Annotations of both alerts.
+        severity_labels: Further labels by severity (``page``, ``ticket``).
+        severity_annotations: Further annotations by severity.
+        disabled: Severities that have no alert.
+    """
+
+    name: str = ""
+    labels: Annotations = ()
+    annotations: Annotations = ()
+    severity_labels: tuple[tuple[str, Annotations], ...] = ()
+    severity_annotations: tuple[tuple[str, Annotations], ...] = ()
+    disabled: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class SLODocument:
-    """An SLO as its file has it, references unresolved."""
+    """An SLO as its file has it, references unresolved; ``composite``: several indicators share one budget."""
 
     metadata: Metadata
     service: str
@@ -178,14 +199,26 @@ class SLODocument:
     indicator_ref: str = ""
     alert_policies: tuple[AlertPolicy | str, ...] = ()
     description: str = ""
-
-    @property
-    def composite(self) -> bool:
-        """Return whether several indicators share one budget."""
-        return any(objective.indicator or objective.indicator_ref for objective in self.objectives)
+    composite: bool = False
+    alerting: Alerting | None = None
 
 
 SpecObject = SLODocument | Indicator | Service | DataSource | AlertPolicy | AlertCondition | AlertNotificationTarget
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An object as read.
+
+    Attributes:
+        object: The object.
+        name_field: Where its name stands, below the document's or list entry's top.
+        scope: Path below which errors concern this object alone; empty = it has the document or entry to itself.
+    """
+
+    object: SpecObject
+    name_field: str = "metadata.name"
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +267,7 @@ class SLO:
         labels: Labels of the document.
         annotations: Owner, runbook and dashboard, as the document gives them.
         file: Where it was read, for messages.
+        alerting: What its alerts carry, None = nothing of its own.
     """
 
     name: str
@@ -250,3 +284,4 @@ class SLO:
     labels: Labels = ()
     annotations: Annotations = ()
     file: str = ""
+    alerting: Alerting | None = None

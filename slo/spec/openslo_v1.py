@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pasta_otel.slo.spec.document import Cursor
 from pasta_otel.slo.spec.fields import (
@@ -25,6 +25,7 @@ from pasta_otel.slo.spec.model import (
     DurationText,
     Indicator,
     Objective,
+    Read,
     Service,
     SLODocument,
     SpecObject,
@@ -67,15 +68,15 @@ _POLICY = frozenset(
 )
 
 
-def read_object(root: Cursor) -> SpecObject | None:
+def read_objects(root: Cursor) -> list[Read]:
     """Return the object that stands at a cursor; what is wrong is recorded in its document."""
     root.mapping(_TOP)
     kind = root.choice("kind", tuple(_READERS), required=True)
     reader = _READERS.get(kind)
     spec = root.need("spec")
     if reader is None or spec is None:
-        return None
-    return reader(root, spec)
+        return []
+    return [Read(reader(root, spec))]
 
 
 def _service(root: Cursor, spec: Cursor) -> Service:
@@ -89,9 +90,16 @@ def _data_source(root: Cursor, spec: Cursor) -> DataSource:
     return DataSource(
         read_metadata(root),
         type=spec.text("type", required=True),
-        connection=details.mapping() if details is not None else {},
+        connection=_connection(details) if details is not None else {},
         description=read_description(spec),
     )
+
+
+def _connection(details: Cursor) -> Mapping[str, Any]:
+    """Return connection details; the reference SDK's examples write a list of mappings, the standard a mapping."""
+    if isinstance(details.value, list):
+        return {key: value for entry in details.entries() for key, value in entry.mapping().items()}
+    return details.mapping()
 
 
 def _indicator(root: Cursor, spec: Cursor) -> Indicator:
@@ -184,6 +192,7 @@ def _slo(root: Cursor, spec: Cursor) -> SLODocument:
             _inline_or_ref(item, "alertPolicyRef", "AlertPolicy", _alert_policy) for item in spec.items("alertPolicies")
         ),
         description=read_description(spec),
+        composite=any(item.has("indicator") or item.has("indicatorRef") for item in objectives),
     )
     _check_indicators(spec, objectives, document)
     return document

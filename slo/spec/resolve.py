@@ -33,10 +33,14 @@ class Placed:
     object: SpecObject
     document: Document
     path: str = ""
+    name_field: str = "metadata.name"
 
     def problem(self, field: str, message: str, *, kind: str, severity: Severity = "error") -> Problem:
         """Return a problem at a field of this object."""
-        path = ".".join(part for part in (self.path, field) if part)
+        return self.at(".".join(part for part in (self.path, field) if part), message, kind=kind, severity=severity)
+
+    def at(self, path: str, message: str, *, kind: str, severity: Severity = "error") -> Problem:
+        """Return a problem at a path from the document's top."""
         return Problem(message, self.document.file, self.document.line(path), path, kind, severity)
 
 
@@ -56,7 +60,7 @@ class _Index:
             first = names[name]
             place = f"{first.document.file}:{first.document.line(first.path)}"
             self.problems.append(
-                item.problem("metadata.name", f"{name!r} is already defined in {place}", kind="duplicate_name")
+                item.problem(item.name_field, f"{name!r} is already defined in {place}", kind="duplicate_name")
             )
             return
         names[name] = item
@@ -85,11 +89,16 @@ def resolve(placed: Iterable[Placed]) -> tuple[tuple[SLO, ...], list[Problem]]:
 
 def _slos(item: Placed, document: SLODocument, index: _Index, problems: list[Problem]) -> Iterator[SLO]:
     several = len(document.objectives) > 1
+    taken: set[str] = set()
     for number, objective in enumerate(document.objectives):
         path = child_path("spec.objectives", number)
         indicator = _indicator(item, document, objective, path, index, problems)
-        if indicator is None:
+        if objective.display_name in taken:
+            message = f"{objective.display_name!r} is already the name of another objective"
+            problems.append(item.problem(f"{path}.displayName", message, kind="duplicate_name"))
+        if indicator is None or objective.display_name in taken:
             continue
+        taken |= {objective.display_name} - {""}
         yield SLO(
             name=f"{document.metadata.name}/{objective.display_name or number}" if several else document.metadata.name,
             service=document.service,
@@ -105,6 +114,7 @@ def _slos(item: Placed, document: SLODocument, index: _Index, problems: list[Pro
             labels=document.metadata.labels,
             annotations=document.metadata.annotations,
             file=item.document.file,
+            alerting=document.alerting,
         )
 
 
@@ -134,12 +144,15 @@ def _sli(  # noqa: PLR0913, PLR0917  # see _indicator
     if kind == PROMETHEUS:
         return _prometheus(indicator, objective, source)
     what = f"data source {metric.ref!r}" if metric.ref and not kind else f"metric source type {metric.type!r}"
-    problems.append(
-        item.problem(
-            path, f"{what} cannot be evaluated: spans and Prometheus can", kind="source_type", severity="warning"
-        )
-    )
+    message = f"{what} cannot be evaluated: spans and Prometheus can"
+    problems.append(item.at(_place(item, metric, path), message, kind="source_type", severity="warning"))
     return None
+
+
+def _place(item: Placed, metric: MetricSource, path: str) -> str:
+    """Return where an inline metric stands, else the objective that refers to it."""
+    inline = item.document.line(metric.path) is not None and metric.path.startswith(item.path) and metric.path
+    return metric.path if inline else ".".join(part for part in (item.path, path) if part)
 
 
 def _first_metric(indicator: Indicator) -> MetricSource:
