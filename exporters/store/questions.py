@@ -69,7 +69,8 @@ class Questions:
         query = f"""
             select {grouping.keys}, count(*), count_if(t.error), count(distinct t.trace_lo),
                    arg_min(t.{grouping.value}, hash(t.span_id), {max(1, limit)}),
-                   arg_max([t.trace_hi, t.trace_lo, t.span_id], t.{grouping.value} // 2 + t.error::bigint * {_FAILED_FIRST},
+                   arg_max([t.trace_hi, t.trace_lo, t.span_id],
+                           t.{grouping.value} // 2 + t.error::bigint * {_FAILED_FIRST},
                            {_EXAMPLES})
             from span_times t join {grouping.source}
             where t.role = {grouping.role} and t.end_unix_nano >= {window.start_unix_nano}
