@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from opentelemetry import metrics
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # untyped there
 
 from pasta_otel import semconv
-from pasta_otel.app import build_row_sink, setup_app_telemetry
+from pasta_otel.app import build_row_sink, prepare_app_telemetry, setup_app_telemetry
 from pasta_otel.config import load_settings
 from pasta_otel.gpu.torch.modules import ModuleSpans
 from pasta_otel.gpu.torch.names import ModuleNames
@@ -43,7 +43,15 @@ class Instrumentation:
 
     def start(self, provider: object | None, *, set_up: bool) -> None:
         """Follow the provider; ``set_up`` lets us make one when a span starts and there is none."""
-        self.modules.start(provider, self._bound, _set_up_provider if set_up else None)
+        self.modules.start(provider, self._bound)
+        if set_up:
+            self.allow_set_up()
+
+    def allow_set_up(self) -> None:
+        """Set up a provider when a span starts and there is still none."""
+        if not self.modules.bound:
+            _guarded("no TracerProvider can be set up", prepare_app_telemetry)
+            self.modules.on_first_span(lambda: _guarded("no TracerProvider could be set up", setup_app_telemetry))
 
     def stop(self) -> None:
         """Stop recording, and send what is queued."""
@@ -58,20 +66,17 @@ class Instrumentation:
         if resource is not None:
             self.capture.service = str(resource.attributes.get(semconv.SERVICE_NAME, ""))
         if self._own_sink and self.pipeline.sink is None:
-            try:
-                self.pipeline.connect(build_row_sink(provider))
-            except Exception as error:  # noqa: BLE001 - telemetry never breaks the service; rows are counted as no_sink
-                _log.warning("module spans are not exported: %s", error)
+            _guarded("module spans are not exported", lambda: self.pipeline.connect(build_row_sink(provider)))
 
 
 _running: Instrumentation | None = None
 
 
-def _set_up_provider() -> None:
+def _guarded(what: str, action: Callable[[], None]) -> None:
     try:
-        setup_app_telemetry()
+        action()
     except Exception as error:  # noqa: BLE001 - telemetry never breaks the service
-        _log.warning("no TracerProvider could be set up: %s", error)
+        _log.warning("%s: %s", what, error)
 
 
 def _under_opentelemetry_instrument() -> bool:
@@ -112,6 +117,8 @@ def instrument(  # noqa: PLR0913 - keyword-only options, each with a default
         for name, model in (models or {}).items():
             _names.name(model, name)
         if _running is not None:
+            if set_up:
+                _running.allow_set_up()
             return _running
         rate = load_settings()["PASTA_SAMPLING_RATE"] if sampling_rate is None else sampling_rate
         meter = metrics.get_meter(semconv.SCOPE, meter_provider=meter_provider)

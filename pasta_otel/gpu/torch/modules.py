@@ -79,17 +79,25 @@ class ModuleSpans:
         self,
         provider: object | None = None,
         on_bound: Callable[[Any], None] = lambda _: None,
-        on_first_span: Callable[[], None] | None = None,
     ) -> None:
         """Follow a TracerProvider, by default the global one whenever it is set.
 
         Args:
             provider: The program's provider, if it is not the global one.
             on_bound: Called with the provider before its first span.
-            on_first_span: Called when a span starts and no provider is set; it may set one.
         """
-        self._follower = ProviderFollower(self._watch, on_bound, on_first_span)
+        self._follower = ProviderFollower(self._watch, on_bound)
         self._follower.start(provider)
+
+    @property
+    def bound(self) -> bool:
+        """Whether there is a provider."""
+        return self._follower is not None and self._follower.bound
+
+    def on_first_span(self, set_up: Callable[[], None]) -> None:
+        """Call ``set_up`` when a span is about to start and no provider is set; it may set one."""
+        if self._follower is not None:
+            self._follower.on_first_span(set_up)
 
     def stop(self) -> None:
         """Take everything out again."""

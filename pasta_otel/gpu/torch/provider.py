@@ -15,16 +15,10 @@ class ProviderFollower:
     Args:
         processor: Gets the spans; must become inert by itself, because an SDK has no public way to remove one.
         on_bound: Called once with the provider, before its first span.
-        on_first_span: Called when a span is about to start and still no provider is set; it may set one. None = wait.
     """
 
-    def __init__(
-        self,
-        processor: object,
-        on_bound: Callable[[Any], None] = lambda _: None,
-        on_first_span: Callable[[], None] | None = None,
-    ) -> None:
-        self._processor, self._on_bound, self._on_first_span = processor, on_bound, on_first_span
+    def __init__(self, processor: object, on_bound: Callable[[Any], None] = lambda _: None) -> None:
+        self._processor, self._on_bound = processor, on_bound
         self._lock = threading.RLock()
         self._bound: list[Any] = []
         self._undo: list[Callable[[], None]] = []
@@ -69,11 +63,14 @@ class ProviderFollower:
 
         trace._set_tracer_provider = set_and_bind
         self._undo.append(lambda: _restore(trace, "_set_tracer_provider", set_and_bind, original))
-        if self._on_first_span is not None:
-            self._watch_first_span(self._on_first_span)
 
-    def _watch_first_span(self, set_up: Callable[[], None]) -> None:
-        """Let the proxy tracer ask us once, when a span starts and nobody has set a provider."""
+    @property
+    def bound(self) -> bool:
+        """Whether there is a provider."""
+        return bool(self._bound)
+
+    def on_first_span(self, set_up: Callable[[], None]) -> None:
+        """Let the proxy tracer ask us once, when a span is about to start and nobody has set a provider."""
         proxy = trace.ProxyTracer
         original = vars(proxy).get("_tracer")
         if not isinstance(original, property) or original.fget is None:

@@ -12,9 +12,11 @@ from types import ModuleType
 from typing import Any
 
 from pasta_otel.gpu.torch.hooks import ModuleRecorder
+from pasta_otel.gpu.torch.imports import ImportWatch
 
 TORCH_MODULE = "torch.nn.modules.module"
 DYNAMO_CALLBACKS = "torch._dynamo.callback"
+DYNAMO_FRAMES = "torch._C._dynamo.eval_frame"
 
 
 class _OwnHooks(OrderedDict[int, Any]):
@@ -57,6 +59,7 @@ class HookSwitch:
         self._undo: list[Callable[[], None]] = []
         self._joined: list[_OwnHooks] = []  # tables that others registered with: their handles must find them alive
         self._warning_check: Any = None
+        self._dynamo_import = ImportWatch(DYNAMO_CALLBACKS, self._watch_compiler)
         if hasattr(os, "register_at_fork"):
             own = weakref.WeakMethod(self._after_fork)
             os.register_at_fork(after_in_child=lambda: (method := own()) and method())
@@ -81,6 +84,7 @@ class HookSwitch:
     def close(self) -> None:
         """Remove the hooks and everything that was set up for them."""
         self.deactivate()
+        self._dynamo_import.stop()
         torch_module = self._modules.get(TORCH_MODULE)
         if self._warning_check is not None and torch_module is not None:
             torch_module._has_any_global_hook = self._warning_check  # type: ignore[attr-defined]
@@ -103,17 +107,19 @@ class HookSwitch:
             self._compiling = max(0, self._compiling - 1)
             self._apply()
 
-    def watch_compiler(self) -> None:
+    def _watch_compiler(self) -> None:
         """Ask dynamo to tell when it compiles; again each time, because ``torch._dynamo.reset()`` forgets it."""
         handler = getattr(self._modules.get(DYNAMO_CALLBACKS), "callback_handler", None)
-        if handler is not None and self.compile_started not in handler.start_callbacks:
+        if handler is None:
+            self._dynamo_import.start()
+        elif self.compile_started not in handler.start_callbacks:
             handler.register_start_callback(self.compile_started)
             handler.register_end_callback(self.compile_ended)
 
     def _apply(self) -> None:
         wanted = self._wanted and not self._compiling
         if self._wanted:
-            self.watch_compiler()
+            self._watch_compiler()
         if wanted and not self._undo:
             self._install()
         elif not wanted and self._undo:
@@ -127,6 +133,7 @@ class HookSwitch:
             return  # not imported, or being imported by another thread: the next trace will find it
         self._quieten(torch_module)
         recorder = self._recorder
+        _keep_from_dynamo(self._modules, recorder.before, recorder.after)
         if torch_module._global_forward_hooks:
             handle = torch_module.register_module_forward_hook(recorder.after, always_call=True)
             self._undo.append(handle.remove)
@@ -166,6 +173,20 @@ class HookSwitch:
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
         self._compiling = 0
+
+
+def _keep_from_dynamo(modules: dict[str, ModuleType], *hooks: Any) -> None:
+    """Let dynamo run our hooks, and all that they call, as plain Python: it compiles frames, and hooks are frames too.
+
+    Around a compiled module torch runs the hooks itself, but already under dynamo's frame evaluation.
+    """
+    frames: Any = modules.get(DYNAMO_FRAMES)
+    for hook in hooks:
+        if hasattr(frames, "set_code_exec_strategy"):
+            skip = frames._FrameAction.SKIP
+            frames.set_code_exec_strategy(hook.__code__, frames._FrameExecStrategy(skip, skip))
+        elif hasattr(frames, "skip_code"):  # torch 2.4 to 2.6
+            frames.skip_code(hook.__code__)
 
 
 def _only_ours(torch_module: Any) -> bool:

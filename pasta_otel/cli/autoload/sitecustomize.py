@@ -1,0 +1,37 @@
+# Found first on PYTHONPATH by every Python that `pasta-otel run` starts. The interpreter may be any version, with or
+# without pasta-otel: nothing here may use newer syntax or import much, and nothing may stop the program.
+# mypy: ignore-errors
+# ruff: noqa: ANN, BLE001, PLC0415, PTH, S102, UP
+import sys
+
+
+def _start():
+    try:
+        from pasta_otel.autoinstrument import start
+    except BaseException as error:
+        return "%s: %s" % (type(error).__name__, error)
+    return start()
+
+
+def _chain():
+    """Run the sitecustomize that this one hides."""
+    import os
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    for folder in list(sys.path):
+        path = os.path.join(folder or os.getcwd(), "sitecustomize.py")
+        if os.path.abspath(folder or os.getcwd()) != here and os.path.isfile(path):
+            module = type(sys)("sitecustomize")
+            module.__file__ = path
+            sys.modules["sitecustomize"] = module
+            with open(path) as source:
+                exec(compile(source.read(), path, "exec"), module.__dict__)
+            return
+
+
+try:
+    _chain()
+finally:
+    _reason = _start()
+    if _reason:
+        sys.stderr.write("pasta-otel: not instrumented: %s\n" % " ".join(_reason.split()))
