@@ -104,6 +104,11 @@ class Shift:
         return self.calls_after * (self.mean_after_ns - self.mean_before_ns) if self.before.count else 0.0
 
     @property
+    def base_ns(self) -> float:
+        """Return the time in a request of as many observations as now, each as slow as before."""
+        return self.calls_after * self.mean_before_ns
+
+    @property
     def more_calls_ns(self) -> float:
         """Return the extra time in a request because there are more observations, each as slow as before."""
         mean = self.mean_before_ns if self.before.count else self.mean_after_ns

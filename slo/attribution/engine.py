@@ -79,7 +79,12 @@ class AttributionEngine:
     def _record(self, own: OperationKey, baseline: TimeWindow, window: TimeWindow) -> Record:
         host = ((), ()) if self._host is None else (self._host.host_samples(baseline), self._host.host_samples(window))
         before, after = take_snapshot(self._store, baseline, own), take_snapshot(self._store, window, own)
-        return make_record(own, before, after, self._limits, host)
+        lengths = (_length_ns(baseline), _length_ns(window))
+        return make_record(own, before, after, self._limits, host=host, lengths_ns=lengths)
+
+
+def _length_ns(window: TimeWindow) -> int:
+    return window.end_unix_nano - window.start_unix_nano
 
 
 def own_operation(sli: Any) -> OperationKey:
@@ -97,6 +102,6 @@ def own_operation(sli: Any) -> OperationKey:
 def incomplete(record: Record) -> str:
     """Say which window is too small to compare, or nothing."""
     for name, requests in (("baseline", record.requests_before), ("window", record.requests_after)):
-        if requests < record.limits.min_count:
-            return f"{name} holds {requests} requests of {record.own.service}, fewer than {record.limits.min_count}"
+        if requests < record.limits.min_requests:
+            return f"{name} holds {requests} requests of {record.own.service}, fewer than {record.limits.min_requests}"
     return ""

@@ -17,29 +17,32 @@ from dataclasses import dataclass, replace
 
 from pasta_otel.model import EdgeKey, Evidence
 from pasta_otel.slo.attribution.effect import Shift
+from pasta_otel.slo.attribution.endpoints import assign_gaps
 from pasta_otel.slo.attribution.families.call_structure import call_structure
 from pasta_otel.slo.attribution.families.edge_latency import edge_latency
 from pasta_otel.slo.attribution.families.errors import edge_errors, error_ratio, extra_errors, worst_operation
-from pasta_otel.slo.attribution.families.host import HostPressure, host_pressure
+from pasta_otel.slo.attribution.families.host import HostPressure, cpu_growth, host_pressure
 from pasta_otel.slo.attribution.families.module_time import ModuleGrowth, module_growth
 from pasta_otel.slo.attribution.families.self_time import self_time
 from pasta_otel.slo.attribution.finding import Finding, edge_target
 from pasta_otel.slo.attribution.record import Record, shift_evidence
 
 MAX_EVIDENCE = 6
-_NO_MODULES = ModuleGrowth(1.0, 0.0, (), 0.0)
+PASSED_ON = 0.5  # of a caller's extra errors: below it the callee's own errors do not account for them
+_NO_MODULES = ModuleGrowth(1.0, 0.0, (), 0.0, 0.0)
 _Named = tuple[str, str, Shift]  # family, metric, what shifted
 
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """Everything that grew in one service and on the edges into it."""
+    """Everything that grew in one service, and the gaps of edges at its door."""
 
     service: str
     own: Finding | None
     modules: ModuleGrowth
     gaps: tuple[Finding, ...]
     pressure: HostPressure | None
+    cpu: Evidence | None
 
     @property
     def own_ns(self) -> float:
@@ -56,29 +59,35 @@ class _Site:
 
 def explain(record: Record) -> list[Finding]:
     """Return every suspect with the extra time and bad events that it explains."""
-    gaps, errors = edge_latency(record), edge_errors(record)
-    suspects = [suspect for site in _sites(record, gaps) for suspect in _explain_site(record, site)]
-    suspects = _name_endpoints(record, suspects)
+    errors = edge_errors(record)
+    suspects = [_confirm(site, suspect) for site in _sites(record) for suspect in _explain_site(record, site)]
     suspects += [finding for edge, finding in call_structure(record).items() if edge not in errors]
     suspects = _give_timeouts(record, suspects, errors)
     return suspects + [_name_failing(record, finding, errors) for finding in error_ratio(record).values()]
 
 
-def _sites(record: Record, gaps: Mapping[EdgeKey, Finding]) -> list[_Site]:
-    own, modules, pressure = self_time(record), module_growth(record), host_pressure(record)
-    services = sorted(
-        {*record.services(), *(edge.callee for edge in record.edges), *(edge.callee for edge in record.gaps)}
-    )
+def _sites(record: Record) -> list[_Site]:
+    own, modules = self_time(record), module_growth(record)
+    pressure, cpu = host_pressure(record), cpu_growth(record)
+    gaps = assign_gaps(record, edge_latency(record))
     return [
         _Site(
             service=service,
             own=own.get(service),
             modules=modules.get(service, _NO_MODULES),
-            gaps=tuple(finding for edge, finding in gaps.items() if edge.callee == service),
+            gaps=tuple(gaps.get(service, ())),
             pressure=pressure.get(service),
+            cpu=cpu.get(service),
         )
-        for service in services
+        for service in sorted({*record.services(), *gaps})
     ]
+
+
+def _confirm(site: _Site, suspect: Finding) -> Finding:
+    """Add that the service works more, not only longer."""
+    if site.cpu is None:
+        return suspect
+    return replace(suspect, confirmed=site.cpu.effect, evidence=(*suspect.evidence, site.cpu))
 
 
 def _explain_site(record: Record, site: _Site) -> list[Finding]:
@@ -102,19 +111,21 @@ def _modules_first(record: Record, site: _Site, modules: Sequence[Finding]) -> l
     rest = site.total_ns - carried - even
     found = [replace(f, extra_ns=f.extra_ns + rest * f.extra_ns / carried) for f in modules]
     if site.pressure and even > 0:
-        _, shifts = _ungated_growth(record, site.service)
-        found.append(_from_pressure(site, site.pressure, even, shifts))
+        _, shifts = _ungated_growth(record, site)
+        found.append(replace(_from_pressure(site, site.pressure, shifts), extra_ns=even, base_ns=site.modules.base_ns))
     return found
 
 
 def _host_first(record: Record, site: _Site, pressure: HostPressure) -> list[Finding]:
-    total, shifts = _ungated_growth(record, site.service)
-    if total <= 0 or not shifts:
+    grown, passing = _ungated_growth(record, site)
+    extra = sum(shift.slower_ns for shift in grown)
+    if extra <= 0 or not passing:
         return []
-    return [_from_pressure(site, pressure, total, shifts)]
+    base = sum(shift.base_ns for shift in grown)
+    return [replace(_from_pressure(site, pressure, passing), extra_ns=extra, base_ns=base)]
 
 
-def _from_pressure(site: _Site, pressure: HostPressure, extra_ns: float, shifts: Sequence[_Named]) -> Finding:
+def _from_pressure(site: _Site, pressure: HostPressure, shifts: Sequence[_Named]) -> Finding:
     seen = [shift_evidence(family, metric, shift) for family, metric, shift in shifts]
     return Finding(
         kind=pressure.kind,
@@ -122,97 +133,90 @@ def _from_pressure(site: _Site, pressure: HostPressure, extra_ns: float, shifts:
         target=site.service,
         strength=max((pressure.strength, *(shift.strength for _, _, shift in shifts))),
         evidence=(*pressure.evidence, *seen)[:MAX_EVIDENCE],
-        extra_ns=extra_ns,
     )
 
 
-def _ungated_growth(record: Record, service: str) -> tuple[float, list[_Named]]:
-    """Return all growth in and at the door of a service, and its shifts that pass, clearest first.
+def _ungated_growth(record: Record, site: _Site) -> tuple[list[Shift], list[_Named]]:
+    """Return all that adds up in and at the door of a service, and what of it passes, clearest first.
 
     A stalled process delays few calls of each operation for long: one key may not pass where the sum is plain.
     """
+    service, assigned = site.service, {gap.edge for gap in site.gaps}
     operations = [("spans", "self_time_seconds", s) for k, s in record.operations.items() if k.service == service]
     modules = [("modules", "module_self_time_seconds", s) for k, s in record.modules.items() if k.service == service]
-    door = [("spans", "edge_gap_seconds", s) for edge, s in record.gaps.items() if edge.callee == service]
+    door = [("spans", "edge_gap_seconds", s) for e, s in record.gaps.items() if e.callee == service or e in assigned]
     whole = [("spans", "edge_duration_seconds", s) for edge, s in record.edges.items() if edge.callee == service]
     named = [*whole, *operations, *door, *modules]
     passing = [item for item in named if item[2].slower_ns > 0 and item[2].passes(record.limits)]
-    growth = sum(shift.slower_ns for _, _, shift in (*operations, *modules, *door))
-    return growth, sorted(passing, key=lambda item: -item[2].strength)
+    parts = [shift for _, _, shift in (*operations, *modules, *door)]
+    return parts, sorted(passing, key=lambda item: -item[2].strength)
 
 
 def _inside(site: _Site) -> Finding | None:
     """Return the service's own growth, modules included that no single one of them explains."""
     spread = site.modules.uniform_ns + sum(finding.extra_ns for finding in site.modules.excess)
     evidence = tuple(e for finding in site.modules.excess[:2] for e in finding.evidence)
+    base = site.modules.base_ns if spread > 0 else 0.0
     if site.own is not None:
-        return replace(site.own, extra_ns=site.own_ns + spread, evidence=site.own.evidence + evidence)
-    if spread <= 0 or site.modules.strength <= 0 or not site.modules.excess:
+        whole = site.own.evidence + evidence
+        return replace(site.own, extra_ns=site.own_ns + spread, base_ns=site.own.base_ns + base, evidence=whole)
+    if spread <= 0 or not site.modules.excess:
         return None
-    return Finding("self_time", site.service, site.service, site.modules.strength, evidence, extra_ns=spread)
+    strength = site.modules.strength
+    return Finding("self_time", site.service, site.service, strength, evidence, extra_ns=spread, base_ns=base)
 
 
 def _by_edge(record: Record, site: _Site, inside: Finding | None) -> list[Finding]:
     """Name a called service's own growth by the edges that felt it, in proportion to how much they did."""
+    if inside is None:
+        return [_merged(site.service, site.gaps)] if site.gaps else []
+    whole = _with_gaps(inside, site.gaps)
     felt = {
         edge: record.edges[edge].slower_ns
         for edge in record.callers(site.service)
         if record.edges[edge].slower_ns > 0 and record.edges[edge].passes(record.limits)
     }
-    gaps = {finding.edge: finding for finding in site.gaps}
-    if inside is None or not felt or site.service == record.own.service:
-        return [*site.gaps, *([inside] if inside else [])]
+    if not felt or site.service == record.own.service:
+        return [whole]
     total = sum(felt.values())
-    named = [_edge_of(record, edge, inside, share / total, gaps.get(edge)) for edge, share in felt.items()]
-    return named + [gap for edge, gap in gaps.items() if edge not in felt]
+    return [_edge_of(record, edge, whole, share / total) for edge, share in felt.items()]
 
 
-def _edge_of(record: Record, edge: EdgeKey, inside: Finding, share: float, gap: Finding | None) -> Finding:
+def _with_gaps(inside: Finding, gaps: Sequence[Finding]) -> Finding:
+    return replace(
+        inside,
+        strength=max((inside.strength, *(gap.strength for gap in gaps))),
+        extra_ns=inside.extra_ns + sum(gap.extra_ns for gap in gaps),
+        base_ns=inside.base_ns + sum(gap.base_ns for gap in gaps),
+        evidence=(*inside.evidence, *(e for gap in gaps for e in gap.evidence[:1]))[:MAX_EVIDENCE],
+    )
+
+
+def _edge_of(record: Record, edge: EdgeKey, whole: Finding, share: float) -> Finding:
     duration = shift_evidence("spans", "edge_duration_seconds", record.edges[edge])
-    extra = inside.extra_ns * share + (gap.extra_ns if gap else 0.0)
     return Finding(
         kind="edge_latency",
         service=edge.callee,
         target=edge_target(edge),
-        strength=max(inside.strength, gap.strength if gap else 0.0),
-        evidence=(duration, *inside.evidence, *(gap.evidence[:1] if gap else ()))[:MAX_EVIDENCE],
-        extra_ns=extra,
+        strength=whole.strength,
+        evidence=(duration, *whole.evidence)[:MAX_EVIDENCE],
+        extra_ns=whole.extra_ns * share,
+        base_ns=whole.base_ns * share,
         edge=edge,
     )
 
 
-def _name_endpoints(record: Record, suspects: Sequence[Finding]) -> list[Finding]:
-    """Move edges whose only growth is the gap to the endpoint whose edges grew most completely, as one suspect.
-
-    One slow network card delays all calls of its host and no others: the endpoint with the larger share of grown edges
-    is the common reason; with equal shares, the one with more of them.
-    """
-    pure = {f.edge: f for f in suspects if f.edge and f.kind == "edge_latency" and not _callee_slower(f)}
-    others = [finding for finding in suspects if finding.edge not in pure or finding.kind != "edge_latency"]
-    groups: dict[str, list[Finding]] = {}
-    for edge, finding in pure.items():
-        groups.setdefault(_endpoint(record, edge, pure), []).append(finding)
-    return others + [_merged(service, group) for service, group in sorted(groups.items())]
-
-
-def _callee_slower(finding: Finding) -> bool:
-    return any(e.metric in {"self_time_seconds", "module_self_time_seconds"} for e in finding.evidence)
-
-
-def _endpoint(record: Record, edge: EdgeKey, grown: Mapping[EdgeKey, Finding]) -> str:
-    def completeness(service: str) -> tuple[float, int, bool]:
-        touching = [e for e in record.gaps if service in e]
-        hit = [e for e in touching if e in grown]
-        return len(hit) / len(touching), len(hit), service == edge.callee
-
-    return max((edge.caller, edge.callee), key=completeness)
-
-
-def _merged(service: str, group: Sequence[Finding]) -> Finding:
-    largest = max(group, key=lambda finding: (finding.extra_ns, finding.target))
-    rest = [e for finding in group if finding is not largest for e in finding.evidence[:1]]
-    extra = sum(finding.extra_ns for finding in group)
-    return replace(largest, service=service, extra_ns=extra, evidence=(*largest.evidence, *rest)[:MAX_EVIDENCE])
+def _merged(service: str, gaps: Sequence[Finding]) -> Finding:
+    """Return gaps with one common reason as one suspect, named by the edge that grew most."""
+    largest = max(gaps, key=lambda finding: (finding.extra_ns, finding.target))
+    rest = [e for finding in gaps if finding is not largest for e in finding.evidence[:1]]
+    return replace(
+        largest,
+        service=service,
+        extra_ns=sum(finding.extra_ns for finding in gaps),
+        base_ns=sum(finding.base_ns for finding in gaps),
+        evidence=(*largest.evidence, *rest)[:MAX_EVIDENCE],
+    )
 
 
 def _give_timeouts(record: Record, suspects: Sequence[Finding], errors: Mapping[EdgeKey, Finding]) -> list[Finding]:
@@ -222,7 +226,7 @@ def _give_timeouts(record: Record, suspects: Sequence[Finding], errors: Mapping[
         slow = [i for i, f in enumerate(result) if f.extra_ns > 0 and (f.edge == edge or _inside_of(f, edge.callee))]
         if slow and _only_timeouts(record, edge):
             most = max(slow, key=lambda i: result[i].extra_ns)
-            evidence: tuple[Evidence, ...] = (*result[most].evidence, *finding.evidence)
+            evidence = (*result[most].evidence, *finding.evidence)
             result[most] = replace(
                 result[most], extra_bad=result[most].extra_bad + finding.extra_bad, evidence=evidence
             )
@@ -241,11 +245,11 @@ def _only_timeouts(record: Record, edge: EdgeKey) -> bool:
     if shift.slower_ns <= 0 or not shift.passes(record.limits):
         return False
     inside = worst_operation(record, edge.callee)
-    return inside is None or extra_errors(inside) < 0.5 * extra_errors(shift)
+    return inside is None or extra_errors(inside) < PASSED_ON * extra_errors(shift)
 
 
 def _name_failing(record: Record, finding: Finding, errors: Mapping[EdgeKey, Finding]) -> Finding:
-    """Name a failing callee by its edge: the same events seen from the caller, so they are not counted twice."""
+    """Drop the count of a failing callee that an edge names already: they are the same events."""
     into = [edge for edge in errors if edge.callee == finding.service]
     if finding.service == record.own.service or not into:
         return finding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,13 +83,23 @@ def _matters(record: Record, finding: Finding, against: Trouble) -> bool:
 
 
 def _cause(finding: Finding, against: Trouble) -> Cause:
-    time = finding.extra_ns / against.extra_ns if against.extra_ns > 0 else 0.0
-    bad = finding.extra_bad / against.extra_bad if against.extra_bad > 0 else 0.0
-    explained = against.latency_weight * min(1.0, time) + against.error_weight * min(1.0, bad)
     return Cause(
         kind=finding.kind,
         service=finding.service,
         target=finding.target,
-        score=min(1.0, max(0.0, explained * finding.strength)),
+        score=min(1.0, max(0.0, _score(finding, against))),
         evidence=finding.evidence,
     )
+
+
+def _score(finding: Finding, against: Trouble) -> float:
+    """Return sqrt(share of the trouble explained) x share of the suspect's own time or errors that is new.
+
+    The square root keeps a suspect that became ten times slower above a busier one that merely drifted. More CPU work
+    in the same service is independent evidence: it closes that share of what is missing to 1 in the second factor.
+    """
+    time = finding.extra_ns / against.extra_ns if against.extra_ns > 0 else 0.0
+    bad = finding.extra_bad / against.extra_bad if against.extra_bad > 0 else 0.0
+    explained = against.latency_weight * min(1.0, time) + against.error_weight * min(1.0, bad)
+    new = 1.0 - (1.0 - finding.attributable) * (1.0 - finding.confirmed)
+    return math.sqrt(max(explained, 0.0)) * new

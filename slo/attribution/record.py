@@ -63,6 +63,7 @@ class Record:
         gaps: Client minus server per edge.
         edges: Client duration per edge.
         modules: Self time per torch module.
+        request_rate_ratio: Requests a second in the burning window over requests a second in the baseline.
         host_before: Host readings of the baseline, ordered by (service, pid, metric, time).
         host_after: Host readings of the burning window.
     """
@@ -75,6 +76,7 @@ class Record:
     gaps: Mapping[EdgeKey, Shift]
     edges: Mapping[EdgeKey, Shift]
     modules: Mapping[ModuleKey, Shift]
+    request_rate_ratio: float = 1.0
     host_before: Sequence[HostSample] = ()
     host_after: Sequence[HostSample] = ()
 
@@ -96,14 +98,25 @@ class Record:
         return [edge for edge in self.edges if edge.callee == callee]
 
 
-def make_record(
+def make_record(  # noqa: PLR0913 - two windows and what belongs to them
     own: OperationKey,
     before: Snapshot,
     after: Snapshot,
     limits: Thresholds,
+    *,
     host: tuple[Sequence[HostSample], Sequence[HostSample]] = ((), ()),
+    lengths_ns: tuple[int, int] = (1, 1),
 ) -> Record:
-    """Compare two snapshots key by key."""
+    """Compare two snapshots key by key.
+
+    Args:
+        own: The SLO's own service and operation.
+        before: The baseline.
+        after: The burning window.
+        limits: Thresholds.
+        host: Host readings of both windows.
+        lengths_ns: Lengths of both windows.
+    """
     requests = (before.requests(own), after.requests(own))
     return Record(
         own=own,
@@ -114,9 +127,16 @@ def make_record(
         gaps=_compare_all(before.gaps, after.gaps, requests),
         edges=_compare_all(before.edges, after.edges, requests),
         modules=_compare_modules(before.modules, after.modules, requests),
+        request_rate_ratio=_rate_ratio(requests, lengths_ns),
         host_before=host[0],
         host_after=host[1],
     )
+
+
+def _rate_ratio(requests: tuple[int, int], lengths_ns: tuple[int, int]) -> float:
+    if not requests[0] or not lengths_ns[1]:
+        return 1.0
+    return requests[1] * lengths_ns[0] / (requests[0] * lengths_ns[1])
 
 
 def _compare_all(

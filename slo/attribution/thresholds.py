@@ -12,10 +12,11 @@ class Thresholds:
     """Gates of the attribution. Every one must be passed: significant, large enough, and relevant to the SLO.
 
     Attributes:
-        min_count: Observations of a key needed in each window. Ours: at 20 a Cliff's delta of 0.33 is two standard
-            errors (sd of delta under equality is about sqrt((n + m + 1) / (3 n m)), i.e. 0.18 at n = m = 20).
-        min_z: Mann-Whitney or two-proportion z that a shift must reach. Ours: one-sided p = 3e-5, so that with 1000
-            keys compared at once fewer than one in thirty analyses of normal data sees a single false shift.
+        min_count: Observations of a key needed in each window. Ours: at 10 only a Cliff's delta above 0.79 reaches
+            min_z (sd of delta under equality is sqrt((n + m + 1) / (3 n m)), 0.26 at n = m = 10).
+        min_requests: Requests of the SLO's own operation needed in each window.
+        min_z: Mann-Whitney or two-proportion z that a shift must reach. Ours: one-sided p = 0.0013 a key; what then
+            passes by chance must still explain a tenth of the SLO's trouble.
         min_delta: Cliff's delta of a shift: "small" is 0.147, "medium" 0.33, "large" 0.474 (Romano et al. 2006).
         min_tail: Instead of min_delta: extra share of observations above the baseline's 95th percentile. A quota stalls
             few calls for long, which the median and delta hardly see.
@@ -31,11 +32,13 @@ class Thresholds:
             0.25 by itself; here the service's own slowdown must be shown too, so less is enough.
         wait_share: Increase of run delay / (run delay + CPU time), both of /proc/PID/schedstat. Ours: two equal tasks
             on one CPU give 0.5, an idle machine about 0.01.
+        cpu_share: Share of a service's CPU time that must be new to count as evidence: a third is half again as much.
         calls_ratio: Factor by which calls a request must grow for ``call_structure``.
     """
 
-    min_count: int = 20
-    min_z: float = 4.0
+    min_count: int = 10
+    min_requests: int = 20
+    min_z: float = 3.0
     min_delta: float = 0.147
     min_tail: float = 0.05
     min_share: float = 0.10
@@ -46,6 +49,7 @@ class Thresholds:
     module_share: float = 0.20
     throttled_share: float = 0.10
     wait_share: float = 0.15
+    cpu_share: float = 0.33
     calls_ratio: float = 1.25
 
     def __post_init__(self) -> None:
@@ -61,6 +65,7 @@ class Thresholds:
 
 UNGATED = Thresholds(
     min_count=1,
+    min_requests=1,
     min_z=0.0,
     min_delta=0.0,
     min_tail=0.0,

@@ -29,6 +29,7 @@ def call_structure(record: Record) -> dict[EdgeKey, Finding]:
                     ),
                 ),
                 extra_ns=shift.more_calls_ns,
+                base_ns=shift.before_ns,
                 edge=edge,
             )
     return found

@@ -29,5 +29,6 @@ def _edge(record: Record, edge: EdgeKey) -> Finding:
         strength=gap.strength,
         evidence=tuple(evidence),
         extra_ns=gap.slower_ns,
+        base_ns=gap.base_ns,
         edge=edge,
     )

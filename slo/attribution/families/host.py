@@ -84,6 +84,24 @@ def host_pressure(record: Record) -> dict[str, HostPressure]:
     return found
 
 
+def cpu_growth(record: Record) -> dict[str, Evidence]:
+    """Return, per service, that its processes use more CPU for each request than before: it works, it does not wait.
+
+    The effect is the share of its CPU time that is new, 0..1, with growth in proportion to the requests taken out.
+    """
+    before, after = host_rates(record.host_before), host_rates(record.host_after)
+    busier = record.request_rate_ratio
+    found: dict[str, Evidence] = {}
+    for service in sorted(after):
+        new, old = after[service].get(CPU_TIME), before.get(service, {}).get(CPU_TIME)
+        if new is None or old is None or new.per_second <= 0:
+            continue
+        effect = 1.0 - old.per_second * max(busier, 1.0) / new.per_second
+        if effect >= record.limits.cpu_share:
+            found[service] = Evidence("host", f"{CPU_TIME}_per_second", old.per_second, new.per_second, effect, new.n)
+    return found
+
+
 def _ratio(rates: Rates, service: str, part: str, whole: Sequence[str]) -> float | None:
     known = rates.get(service, {})
     if part not in known or any(name not in known for name in whole):

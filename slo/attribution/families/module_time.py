@@ -22,12 +22,14 @@ class ModuleGrowth:
         uniform_ns: Extra time in a request had every module grown at that pace.
         excess: Findings for modules that grew beyond it, largest first.
         strength: Mean shift of the modules, weighted by their growth.
+        base_ns: Time of all modules in an average baseline request.
     """
 
     pace: float
     uniform_ns: float
     excess: tuple[Finding, ...]
     strength: float
+    base_ns: float
 
 
 def module_growth(record: Record) -> dict[str, ModuleGrowth]:
@@ -42,8 +44,8 @@ def _service(record: Record, service: str) -> ModuleGrowth:
     pace = _pace(shifts)
     weight = sum(max(shift.slower_ns, 0.0) for shift in shifts)
     strength = sum(max(shift.slower_ns, 0.0) * shift.strength for shift in shifts) / weight if weight else 0.0
-    uniform = (pace - 1.0) * sum(shift.before_ns for shift in shifts)
-    return ModuleGrowth(pace, uniform, _excess(record, known, pace), strength)
+    base = sum(shift.before_ns for shift in shifts)
+    return ModuleGrowth(pace, (pace - 1.0) * base, _excess(record, known, pace), strength, base)
 
 
 def _excess(record: Record, modules: Mapping[ModuleKey, Shift], pace: float) -> tuple[Finding, ...]:
@@ -55,6 +57,7 @@ def _excess(record: Record, modules: Mapping[ModuleKey, Shift], pace: float) -> 
             strength=shift.strength,
             evidence=(shift_evidence("modules", "module_self_time_seconds", shift),),
             extra_ns=shift.calls_after * shift.mean_after_ns - pace * shift.before_ns,
+            base_ns=pace * shift.before_ns,
         )
         for key, shift in modules.items()
         if shift.passes(record.limits) and shift.delta >= record.limits.module_delta
