@@ -1,7 +1,7 @@
 # Found first on PYTHONPATH by every Python that `pasta-otel run` starts. The interpreter may be any version, with or
 # without pasta-otel: nothing here may use newer syntax or import much, and nothing may stop the program.
 # mypy: ignore-errors
-# ruff: noqa: ANN, BLE001, PLC0415, PTH, S102, UP
+# ruff: noqa: ANN202, BLE001, PLC0415, PTH100, PTH109, PTH113, PTH118, PTH120, PTH123, S102, UP031
 import sys
 
 

@@ -19,27 +19,6 @@ DYNAMO_CALLBACKS = "torch._dynamo.callback"
 DYNAMO_FRAMES = "torch._C._dynamo.eval_frame"
 
 
-class _OwnHooks(OrderedDict[int, Any]):
-    """Stands in for torch's forward hook table while it is ours alone; others' hooks go through to torch's own table.
-
-    Torch walks that table in Python while it handles an error of a model. A table that another thread changes meanwhile
-    would turn the model's error into a RuntimeError, so the table is exchanged instead of changed.
-    """
-
-    def __init__(self, torch_table: OrderedDict[int, Any], key: int, hook: Any) -> None:
-        super().__init__()
-        self._torch_table, self._key = torch_table, key
-        super().__setitem__(key, hook)
-
-    def __setitem__(self, key: int, hook: Any) -> None:
-        super().__setitem__(key, hook)
-        self._torch_table[key] = hook
-
-    def __delitem__(self, key: int) -> None:
-        super().__delitem__(key)
-        self._torch_table.pop(key, None)
-
-
 class HookSwitch:
     """Install and remove the hooks; hide them while torch compiles.
 
@@ -57,7 +36,6 @@ class HookSwitch:
         self._lock = threading.Lock()
         self._wanted, self._compiling = False, 0
         self._undo: list[Callable[[], None]] = []
-        self._joined: list[_OwnHooks] = []  # tables that others registered with: their handles must find them alive
         self._warning_check: Any = None
         self._dynamo_import = ImportWatch(DYNAMO_CALLBACKS, self._watch_compiler)
         if hasattr(os, "register_at_fork"):
@@ -138,25 +116,8 @@ class HookSwitch:
             handle = torch_module.register_module_forward_hook(recorder.after, always_call=True)
             self._undo.append(handle.remove)
         else:
-            self._undo.append(self._exchange(torch_module, recorder.after))
+            self._undo.append(_exchange(torch_module, recorder.after))
         self._undo.append(torch_module.register_module_forward_pre_hook(recorder.before).remove)
-
-    def _exchange(self, torch_module: Any, hook: Any) -> Callable[[], None]:
-        table = torch_module._global_forward_hooks
-        always = torch_module._global_forward_hooks_always_called
-        key = torch_module.RemovableHandle(table).id
-        own = _OwnHooks(table, key, hook)
-        always[key] = True
-        torch_module._global_forward_hooks = own
-
-        def undo() -> None:
-            if torch_module._global_forward_hooks is own:
-                torch_module._global_forward_hooks = table
-            always.pop(key, None)
-            if len(own) > 1:
-                self._joined.append(own)
-
-        return undo
 
     def _quieten(self, torch_module: Any) -> None:
         """Let torch's warning about global hooks on compiled modules speak of other people's hooks only."""
@@ -173,6 +134,31 @@ class HookSwitch:
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
         self._compiling = 0
+
+
+def _exchange(torch_module: Any, hook: Any) -> Callable[[], None]:
+    """Put a table with our hook in the place of torch's empty one; returns what undoes it.
+
+    Torch walks that table in Python while it handles an error of a model. A table that another thread changes meanwhile
+    would turn the model's error into a RuntimeError, so the table is exchanged instead of changed. (Compiled code checks
+    the table's type and nothing else of it, so it must be a plain OrderedDict.)
+    """
+    table = torch_module._global_forward_hooks
+    always = torch_module._global_forward_hooks_always_called
+    key = torch_module.RemovableHandle(table).id
+    own: OrderedDict[int, Any] = OrderedDict({key: hook})
+    always[key] = True
+    torch_module._global_forward_hooks = own
+
+    def undo() -> None:
+        if torch_module._global_forward_hooks is own:
+            if len(own) > 1:  # somebody registered a hook meanwhile, and holds a handle to this very table: leave it
+                del own[key]
+            else:
+                torch_module._global_forward_hooks = table
+        always.pop(key, None)
+
+    return undo
 
 
 def _keep_from_dynamo(modules: dict[str, ModuleType], *hooks: Any) -> None:
