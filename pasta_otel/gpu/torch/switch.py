@@ -140,8 +140,8 @@ def _exchange(torch_module: Any, hook: Any) -> Callable[[], None]:
     """Put a table with our hook in the place of torch's empty one; returns what undoes it.
 
     Torch walks that table in Python while it handles an error of a model. A table that another thread changes meanwhile
-    would turn the model's error into a RuntimeError, so the table is exchanged instead of changed. (Compiled code checks
-    the table's type and nothing else of it, so it must be a plain OrderedDict.)
+    would turn the model's error into a RuntimeError, so the table is exchanged instead of changed. Compiled code checks
+    the table's type and nothing else of it, so it must be a plain OrderedDict.
     """
     table = torch_module._global_forward_hooks
     always = torch_module._global_forward_hooks_always_called
