@@ -1,4 +1,4 @@
-"""Composition: the only module that names concrete classes of the parts."""
+"""In the application: a provider for a program that has none, and where module rows go."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from opentelemetry import metrics, trace
 
 from pasta_otel import semconv
 from pasta_otel.pipeline import RowSink
-
-# ---- in the app ------------------------------------------------------------------------------------------------------
 
 
 def prepare_app_telemetry() -> None:

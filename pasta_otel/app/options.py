@@ -1,0 +1,70 @@
+"""What a sidecar or controller is told to do; checked when it is made, before anything listens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pasta_otel.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarOptions:
+    """One sidecar.
+
+    Attributes:
+        host: Address to bind; loopback unless told otherwise.
+        otlp_grpc_port: OTLP/gRPC; 0 takes a free port.
+        otlp_http_port: OTLP/HTTP; 0 takes a free port.
+        api_port: API, OFREP, ``/metrics`` and ``/healthz``; 0 takes a free port.
+        store: DuckDB file, or ``:memory:``.
+        store_max_bytes: The oldest spans go above this size.
+        store_max_age_seconds: Spans go after this long.
+        slo_paths: OpenSLO files or directories; none watches nothing.
+        windows: Burn-rate windows: a shipped name or a file.
+        policy: Response policy file; none never acts and notifies to the log only.
+        state_dir: Where the audit, the checkpoint and the verdicts lie; None keeps verdicts in memory.
+        upstream: OTLP endpoint to forward to; empty forwards nothing.
+        upstream_protocol: ``http/protobuf`` or ``grpc``.
+        audit: The audit file; None = ``audit.jsonl`` in ``state_dir``.
+        flagd_file: A flagd source file to keep written; None writes none.
+        tick_seconds: Time between two evaluations.
+        grace_seconds: How long a late span still counts.
+        host_metrics: Read CPU throttling and run delay of the processes that send spans.
+        token: Bearer token for OTLP and the API; empty asks for none.
+        tls_certificate: PEM certificate chain for everything that listens.
+        tls_key: Its key.
+    """
+
+    host: str = "127.0.0.1"
+    otlp_grpc_port: int = 4317
+    otlp_http_port: int = 4318
+    api_port: int = 4320
+    store: str = ":memory:"
+    store_max_bytes: int = 4 * 1024**3
+    store_max_age_seconds: float = 48 * 3600.0
+    slo_paths: tuple[str, ...] = ()
+    windows: str = "google-30d"
+    policy: str | None = None
+    state_dir: Path | None = None
+    upstream: str = ""
+    upstream_protocol: str = "http/protobuf"
+    audit: Path | None = None
+    flagd_file: Path | None = None
+    tick_seconds: float = 10.0
+    grace_seconds: float = 30.0
+    host_metrics: bool = True
+    token: str = field(default="", repr=False)
+    tls_certificate: str = ""
+    tls_key: str = ""
+
+    def __post_init__(self) -> None:
+        """Check what would otherwise fail late."""
+        if self.tick_seconds <= 0:
+            raise InputError("must be above 0", field="--tick")
+        if self.grace_seconds < 0:
+            raise InputError("must not be negative", field="--grace")
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise InputError("certificate and key belong together", field="--tls-key")
+        if self.policy and self.state_dir is None:
+            raise InputError("a policy needs a directory for its audit", field="--state")

@@ -1,0 +1,249 @@
+"""The sidecar: receiver, store, forwarder, SLO controller, response and API in one process, started and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from pasta_otel.app.options import SidecarOptions
+from pasta_otel.app.questions import Questions
+from pasta_otel.app.response import Response, build_response
+from pasta_otel.app.selfwatch import SelfTelemetry, build_self_telemetry
+from pasta_otel.app.upstream import forward_config
+from pasta_otel.clock import Clock, SystemClock
+from pasta_otel.ebpf.hostfiles import HostSampler
+from pasta_otel.exporters.api.app import ApiProviders, create_app
+from pasta_otel.exporters.api.server import ApiServer
+from pasta_otel.exporters.forward import Forwarder
+from pasta_otel.exporters.ledger import POINTS, Ledger
+from pasta_otel.exporters.receiver import Receiver, ReceiverConfig
+from pasta_otel.exporters.store.store import DuckDBSpanStore, StoreConfig
+from pasta_otel.slo.attribution.engine import AttributionEngine
+from pasta_otel.slo.controller import Parts, SLOController
+from pasta_otel.slo.sources.spans import SpanSource
+from pasta_otel.slo.spec.load import load
+from pasta_otel.slo.spec.model import SLO
+from pasta_otel.slo.state import FileState
+from pasta_otel.slo.windows import load_windows
+
+DRAIN_SECONDS = 10.0
+HOST_SAMPLE_SECONDS = 1.0
+log = logging.getLogger(__name__)
+Announce = Callable[[dict[str, Any]], None]
+
+
+class Sidecar:
+    """One sidecar, built whole before anything listens.
+
+    Args:
+        options: What to do.
+        environ: For ``OTEL_*`` and the policy's secrets.
+        clock: Time.
+        proc_root: Where process files lie.
+        cgroup_root: Where cgroups are mounted.
+
+    Raises:
+        InputError: An SLO, policy or option is wrong; names file and field.
+        MissingError: The store is held by another process, or a package is missing.
+    """
+
+    def __init__(
+        self,
+        options: SidecarOptions,
+        *,
+        environ: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        proc_root: str = "/proc",
+        cgroup_root: str = "/sys/fs/cgroup",
+    ) -> None:
+        environ = os.environ if environ is None else environ
+        self._options, self._clock = options, clock or SystemClock()
+        slos = load(options.slo_paths).slos if options.slo_paths else ()
+        forward = forward_config(options, environ)
+        self._stop_threads = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._sampler = HostSampler(proc_root, cgroup_root, self._clock) if options.host_metrics else None
+        with ExitStack() as undo:
+            self._own = build_self_telemetry(forward.traces if forward else None)
+            undo.callback(self._own.close)
+            sinks = ["store", *(["upstream"] if forward else [])]
+            self.ledger = Ledger(sinks, meter=self._own.meter)
+            points = Ledger(sinks[1:], meter=self._own.meter, names=POINTS)
+            self.store = self._open_store()
+            undo.callback(self.store.close)
+            self._forwarder = (
+                Forwarder(forward, self.ledger, point_ledger=points, clock=self._clock, meter=self._own.meter)
+                if forward
+                else None
+            )
+            self._receiver = self._build_receiver(points)
+            self._response = build_response(options, self.store, self._clock, self._own.meter, environ)
+            if self._response is not None:
+                undo.callback(self._response.close)
+            self._controller = self._build_controller(slos, self._response, self._own)
+            self._api = self._build_api(slos)
+            undo.pop_all()
+
+    async def run(self, stop: asyncio.Event, announce: Announce) -> None:
+        """Serve until ``stop`` is set, then drain: afterwards nothing is pending.
+
+        Args:
+            stop: Set by a signal handler.
+            announce: Told ``{"event": "ready", ...}`` once, and ``{"event": "stopped", "ledger": ...}`` at the end.
+
+        Raises:
+            MissingError: A port is taken.
+        """
+        try:
+            await self._start()
+            announce(self._addresses())
+            await stop.wait()
+        finally:
+            await self._stop()
+        announce({"event": "stopped", "ledger": self.ledger.snapshot().as_dict()})
+
+    async def _start(self) -> None:
+        if self._forwarder is not None:
+            self._forwarder.start()
+        await self._receiver.start()
+        await asyncio.to_thread(self._api.start)
+        if self._sampler is not None:
+            self._spawn("pasta-host", self._watch_host)
+        if self._controller is not None:
+            controller = self._controller
+            self._spawn("pasta-slo", lambda: controller.run(self._stop_threads, self._options.tick_seconds))
+
+    async def _stop(self) -> None:
+        """Stop what brings spans in, then what carries them, then what answers."""
+        await self._receiver.stop()
+        if self._forwarder is not None:
+            await asyncio.to_thread(self._forwarder.stop, DRAIN_SECONDS)
+        self._stop_threads.set()
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join, DRAIN_SECONDS)
+        await asyncio.to_thread(self._api.stop)
+        if self._response is not None:
+            await asyncio.to_thread(self._response.close)
+        await asyncio.to_thread(self.store.close, DRAIN_SECONDS)
+        await asyncio.to_thread(self._own.close)
+
+    def _spawn(self, name: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _watch_host(self) -> None:
+        sampler = self._sampler
+        while sampler is not None and not self._stop_threads.wait(HOST_SAMPLE_SECONDS):
+            try:
+                self.store.write_host_samples(sampler.sample(self.store.observed_processes()))
+            except Exception:  # host evidence is an extra: the sidecar goes on without it
+                log.exception("host metrics")
+
+    def _addresses(self) -> dict[str, Any]:
+        return {
+            "event": "ready",
+            "otlp_http": self._receiver.http_url,
+            "otlp_grpc": self._receiver.grpc_target,
+            "api": self._api.url,
+        }
+
+    def _open_store(self) -> DuckDBSpanStore:
+        options = self._options
+        config = StoreConfig(
+            max_bytes=options.store_max_bytes,
+            max_age_s=options.store_max_age_seconds,
+            grace_s=options.grace_seconds,
+        )
+        return DuckDBSpanStore.open(options.store, self.ledger, config, clock=self._clock, meter=self._own.meter)
+
+    def _build_receiver(self, points: Ledger) -> Receiver:
+        options = self._options
+        config = ReceiverConfig(
+            grpc_address=f"{options.host}:{options.otlp_grpc_port}",
+            http_address=f"{options.host}:{options.otlp_http_port}",
+            bearer_token=options.token or None,
+            tls_certificate_file=options.tls_certificate or None,
+            tls_key_file=options.tls_key or None,
+        )
+        forwarder = [self._forwarder] if self._forwarder else []
+        return Receiver(
+            config,
+            [self.store, *forwarder],
+            self.ledger,
+            point_sinks=forwarder,
+            point_ledger=points,
+            clock=self._clock,
+            meter=self._own.meter,
+        )
+
+    def _build_controller(
+        self, slos: Sequence[SLO], response: Response | None, own: SelfTelemetry
+    ) -> SLOController | None:
+        if not slos:
+            return None
+        grace_ns = int(self._options.grace_seconds * 1e9)
+        state_dir = self._options.state_dir
+        parts = Parts(
+            source=SpanSource(self.store, grace_ns),
+            attributor=self._attributor(own),
+            responder=response.engine if response else None,
+            state=FileState(Path(state_dir) / "slo.json") if state_dir else None,
+            meter=own.meter,
+            tracer=own.tracer,
+            clock=self._clock,
+        )
+        return SLOController(slos, load_windows(self._options.windows), parts, grace_ns=grace_ns)
+
+    def _attributor(self, own: SelfTelemetry) -> AttributionEngine:
+        return AttributionEngine(self.store, self.store, clock=self._clock, meter=own.meter, tracer=own.tracer)
+
+    def _build_api(self, slos: Sequence[SLO]) -> ApiServer:
+        options = self._options
+        engine = self._response.engine if self._response else None
+        questions = Questions(self.store, self._attributor(self._own), self._controller, slos, self._clock)
+        providers = ApiProviders(
+            flags=engine,
+            slos=questions.slos,
+            actions=engine.recent if engine else None,
+            ledger=lambda: self.ledger.snapshot().as_dict(),
+            trace=questions.trace,
+            attribute=questions.attribute,
+            metrics=self._own.render,
+            health=self._health,
+        )
+        return ApiServer(
+            create_app(providers, token=options.token),
+            host=options.host,
+            port=options.api_port,
+            certfile=options.tls_certificate,
+            keyfile=options.tls_key,
+        )
+
+    def _health(self) -> tuple[bool, dict[str, Any]]:
+        dead = [thread.name for thread in self._threads if not thread.is_alive()]
+        return not dead, {"dead_threads": dead} if dead else {}
+
+
+def serve(options: SidecarOptions, announce: Announce) -> None:
+    """Run a sidecar until SIGTERM or SIGINT.
+
+    Raises:
+        PastaError: It could not start; see ``Sidecar``.
+    """
+    asyncio.run(_serve(options, announce))
+
+
+async def _serve(options: SidecarOptions, announce: Announce) -> None:
+    import signal  # noqa: PLC0415  # only a process of our own installs handlers
+
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await Sidecar(options).run(stop, announce)
