@@ -72,10 +72,10 @@ class Fault(Protocol):
 class ControlFault:
     """A fault that a service does to itself when told through its control endpoint."""
 
-    def __init__(self, expected: Expectation, service: str, path: str, *, on: Any, off: Any, words: str) -> None:
+    def __init__(self, expected: Expectation, service: str, path: str, bodies: tuple[Any, Any], words: str) -> None:
         self.expected = expected
-        self._service, self._path = service, path
-        self._on, self._off, self._words = on, off, words
+        self._service, self._path, self._words = service, path, words
+        self._on, self._off = bodies
         self._url: str | None = None
 
     def inject(self, victims: Victims) -> str:
@@ -141,9 +141,8 @@ def _slow_dependency(seed: int) -> Fault:
         Expectation(frozenset({"edge_latency"}), EDGE, degrades=True),
         "recommendations",
         "/control/trouble",
-        on=slower,
-        off={},
-        words=f"recommendations get slower by {SLOWER_SECONDS_PER_SECOND * 1000:.0f} ms every second",
+        (slower, {}),
+        f"recommendations get slower by {SLOWER_SECONDS_PER_SECOND * 1000:.0f} ms every second",
     )
 
 
@@ -153,9 +152,8 @@ def _failing_dependency(seed: int) -> Fault:
         Expectation(frozenset({"edge_errors"}), EDGE, degrades=True),
         "recommendations",
         "/control/trouble",
-        on={"failing": True},
-        off={},
-        words="recommendations answer 503",
+        ({"failing": True}, {}),
+        "recommendations answer 503",
     )
 
 
@@ -172,9 +170,8 @@ def _model_sync(seed: int) -> Fault:
         Expectation(frozenset({"module_time"}), layer, degrades=False),
         "model",
         "/control/inspection",
-        on={"module": layer},
-        off={"module": None},
-        words=f"in {layer} every activation goes to a Python float and back",
+        ({"module": layer}, {"module": None}),
+        f"in {layer} every activation goes to a Python float and back",
     )
 
 

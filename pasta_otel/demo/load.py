@@ -44,6 +44,7 @@ class RequestRecord:
             ``unreachable`` (no answer), ``not_sent`` (too many in flight).
         degraded: The answer says that it came without recommendations.
         calls: Which dependencies the order API says it called for this order.
+        trace_id: The trace, as the order API's answer names it.
         detail: What was wrong, in words.
     """
 
@@ -57,7 +58,14 @@ class RequestRecord:
     outcome: Outcome
     degraded: bool = False
     calls: tuple[str, ...] = ()
+    trace_id: str = ""
     detail: str = ""
+
+    @classmethod
+    def parse(cls, line: bytes) -> RequestRecord:
+        """Return the record that a line holds."""
+        row = json.loads(line)
+        return cls(**{**row, "calls": tuple(row["calls"])})
 
 
 def make_order(random_source: random.Random, number: int) -> dict[str, Any]:
@@ -138,8 +146,15 @@ class LoadGenerator:
             self._write(_record(number, started, _Answer("unreachable", detail=type(error).__name__)))
             return
         outcome, detail = judge(order, response.status_code, body)
-        calls, degraded = tuple(body.get("calls", ())), bool(body.get("degraded"))
-        self._write(_record(number, started, _Answer(outcome, response.status_code, degraded, calls, detail)))
+        answer = _Answer(
+            outcome,
+            response.status_code,
+            degraded=bool(body.get("degraded")),
+            calls=tuple(body.get("calls", ())),
+            trace_id=body.get("trace_id", ""),
+            detail=detail,
+        )
+        self._write(_record(number, started, answer))
 
     def _write(self, record: RequestRecord) -> None:
         self._out.write(json.dumps(asdict(record)) + "\n")
@@ -152,6 +167,7 @@ class _Answer:
     status: int | None = None
     degraded: bool = False
     calls: tuple[str, ...] = ()
+    trace_id: str = ""
     detail: str = ""
 
 
@@ -178,15 +194,15 @@ def _record(number: int, started: _Moment, answer: _Answer) -> RequestRecord:
         outcome=answer.outcome,
         degraded=answer.degraded,
         calls=answer.calls,
+        trace_id=answer.trace_id,
         detail=answer.detail,
     )
 
 
 def read_log(path: Path) -> list[RequestRecord]:
     """Return the requests in a ``load.jsonl``, without a last line that is still being written."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    rows = (json.loads(line) for line in lines if line.endswith("\n"))
-    return [RequestRecord(**{**row, "calls": tuple(row["calls"])}) for row in rows]
+    lines = path.read_bytes().splitlines(keepends=True)
+    return [RequestRecord.parse(line) for line in lines if line.endswith(b"\n")]
 
 
 async def generate(url: str, rate: float, seed: int, out: Path) -> None:

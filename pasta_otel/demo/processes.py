@@ -37,12 +37,14 @@ class Child:
         process: The process.
         log: File with its stderr.
         ready: Its ready line, as JSON; empty before ``wait_ready`` and for children that have none.
+        last: The last JSON line that it wrote while it stopped; empty without one.
     """
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
     ready: dict[str, Any]
+    last: dict[str, Any]
 
     @property
     def pid(self) -> int:
@@ -76,13 +78,14 @@ class Child:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(seconds)
+            rest, _ = self.process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            return self.process.wait()
-        finally:
-            if self.process.stdout is not None:
-                self.process.stdout.close()
+            rest, _ = self.process.communicate()
+        for line in (rest or b"").splitlines():
+            if line.startswith(b"{"):
+                self.last = json.loads(line)
+        return self.process.returncode
 
 
 def python(module: str, *arguments: str) -> list[str]:
@@ -105,7 +108,7 @@ def start(name: str, command: Sequence[str], log: Path, environment: Mapping[str
             start_new_session=True,  # Ctrl-C reaches the demo alone, which then stops everything in order
             preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - two system calls, no lock, no allocation of note
         )
-    return Child(name, process, log, {})
+    return Child(name, process, log, {}, {})
 
 
 def die_with_parent(parent: int) -> Callable[[], None]:

@@ -1,7 +1,7 @@
 """The ``cpu-throttle`` fault: less CPU for one process, while this helper lives.
 
-A process of its own (``python -m pasta_otel.demo.throttle``), because it must take the quota back however the demo ends: it does so at SIGTERM, which it also
-gets when the demo is killed.
+A process of its own (``python -m pasta_otel.demo.throttle``), because it must take the quota back however the demo
+ends: it does so at SIGTERM, which it also gets when the demo is killed.
 """
 
 from __future__ import annotations

@@ -105,7 +105,8 @@ class RiskModel(nn.Module):
 def build(seed: int, device: str) -> RiskModel:
     """Return the model with weights drawn from ``seed``, ready to serve on ``device``."""
     torch.manual_seed(seed)
-    model = RiskModel().eval()
+    model = RiskModel()
+    model.eval()
     model.to(device)
     return model
 

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 import pasta_otel
 from pasta_otel.demo.services import encoder
-from pasta_otel.demo.services.serving import HEALTH, serve
+from pasta_otel.demo.services.serving import HEALTH, serve, without_message_spans
 
 pasta_otel.instrument()  # module spans for torch, in the traces that already exist
 
@@ -49,13 +49,12 @@ async def set_inspection(request: Request) -> Response:
 def create_app(seed: int) -> Starlette:
     """Return the service with weights drawn from ``seed``."""
     torch.set_num_threads(1)  # one core serves one request in a few milliseconds
-    app = Starlette(
-        routes=[
-            Route("/risk", risk, methods=["POST"]),
-            Route("/control/inspection", set_inspection, methods=["PUT"]),
-            HEALTH,
-        ]
-    )
+    routes = [
+        Route("/risk", risk, methods=["POST"]),
+        Route("/control/inspection", set_inspection, methods=["PUT"]),
+        HEALTH,
+    ]
+    app = without_message_spans(Starlette(routes=routes))
     app.state.model = encoder.build(seed, DEVICE)
     app.state.one_at_a_time = anyio.CapacityLimiter(1)
     score(app.state.model, "warm-up")
@@ -63,4 +62,4 @@ def create_app(seed: int) -> Starlette:
 
 
 if __name__ == "__main__":
-    serve(create_app(int(os.environ.get("DEMO_SEED", "0"))))
+    serve(create_app(int(os.environ.get("DEMO_SEED", "0"))), device=DEVICE)

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+from opentelemetry import trace
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -21,11 +22,11 @@ from starlette.routing import Route
 
 from pasta_otel import slo
 from pasta_otel.demo.services.catalogue import total_cents
-from pasta_otel.demo.services.serving import HEALTH, serve
+from pasta_otel.demo.services.serving import HEALTH, serve, without_message_spans
 
 TIMEOUT_SECONDS = 10.0
 log = logging.getLogger("order-api")
-breaker = slo.breaker("recommendations")
+breaker = slo.breaker("recommendations", failure_rate=0.9)  # the SLO opens it long before
 
 
 class DependencyError(Exception):
@@ -105,6 +106,7 @@ async def create_order(request: Request) -> Response:
     except DependencyError as error:
         answer, status = {"error": str(error)}, 502
     answer["calls"] = calls
+    answer["trace_id"] = trace.format_trace_id(trace.get_current_span().get_span_context().trace_id)
     return JSONResponse(answer, status_code=status)
 
 
@@ -117,7 +119,9 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
 
 
-app = Starlette(routes=[Route("/orders", create_order, methods=["POST"]), HEALTH], lifespan=lifespan)
+app = without_message_spans(
+    Starlette(routes=[Route("/orders", create_order, methods=["POST"]), HEALTH], lifespan=lifespan)
+)
 
 if __name__ == "__main__":
     serve(app)

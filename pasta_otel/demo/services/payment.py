@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from pasta_otel.demo.services.serving import HEALTH, serve
+from pasta_otel.demo.services.serving import HEALTH, serve, without_message_spans
 
 
 async def authorise(request: Request) -> Response:
@@ -22,7 +22,7 @@ async def authorise(request: Request) -> Response:
     return JSONResponse({"authorization": reference, "amount_cents": amount})
 
 
-app = Starlette(routes=[Route("/authorizations", authorise, methods=["POST"]), HEALTH])
+app = without_message_spans(Starlette(routes=[Route("/authorizations", authorise, methods=["POST"]), HEALTH]))
 
 if __name__ == "__main__":
     serve(app)

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from pasta_otel.demo.services.catalogue import PRICES_CENTS
-from pasta_otel.demo.services.serving import HEALTH, serve
+from pasta_otel.demo.services.serving import HEALTH, serve, without_message_spans
 
 USUAL_SECONDS = 0.004
 COUNT = 3
@@ -75,12 +75,14 @@ class Door:
         await self._app(scope, receive, send)
 
 
-app = Starlette(
-    routes=[
-        Route("/recommendations", recommend, methods=["POST"]),
-        Route("/control/trouble", set_trouble, methods=["PUT"]),
-        HEALTH,
-    ]
+app = without_message_spans(
+    Starlette(
+        routes=[
+            Route("/recommendations", recommend, methods=["POST"]),
+            Route("/control/trouble", set_trouble, methods=["PUT"]),
+            HEALTH,
+        ]
+    )
 )
 app.state.trouble = Trouble()
 

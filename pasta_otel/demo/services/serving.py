@@ -10,6 +10,8 @@ import sys
 from typing import Any
 
 import uvicorn
+from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -22,15 +24,23 @@ async def healthz(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
+def without_message_spans(app: Starlette) -> Starlette:
+    """Keep the standard instrumentation from making a span of every ASGI message (``http send``, ``http receive``)."""
+    for middleware in app.user_middleware:
+        if getattr(middleware.cls, "__name__", "") == OpenTelemetryMiddleware.__name__:
+            middleware.kwargs["exclude_spans"] = ["receive", "send"]
+    return app
+
+
 HEALTH = Route("/healthz", healthz)
 
 
-def serve(app: ASGIApp) -> None:
-    """Serve ``app`` on loopback until SIGTERM or SIGINT; port ``PORT``, or a free one."""
+def serve(app: ASGIApp, **facts: Any) -> None:
+    """Serve ``app`` on loopback until SIGTERM or SIGINT; on ``PORT``, or a free port told on stdout with ``facts``."""
     # uvicorn raises SIGTERM again once it has stopped; exiting instead of dying lets telemetry flush
     signal.signal(signal.SIGTERM, _exit)
     listener = socket.create_server(("127.0.0.1", int(os.environ.get("PORT", "0"))), backlog=512)
-    sys.stdout.write(json.dumps({"event": "ready", "port": listener.getsockname()[1]}) + "\n")
+    sys.stdout.write(json.dumps({"event": "ready", "port": listener.getsockname()[1], **facts}) + "\n")
     sys.stdout.flush()
     config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on")
     uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,103 @@
+"""``pasta-otel demo``."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import click
+from rich.console import Console
+
+from pasta_otel.errors import InputError, MissingError
+
+NEEDED = {"torch": "torch", "duckdb": "duckdb", "starlette": "starlette", "uvicorn": "uvicorn", "httpx": "httpx"}
+OURS = ("load.jsonl", "report.json", "report.html", "spans.duckdb", "spans.duckdb.wal", "audit.jsonl", "state", "logs")
+FAULT_NAMES = ("slow-dependency", "failing-dependency", "cpu-throttle", "model-sync", "none")
+
+
+@click.command("demo")
+@click.option(
+    "--fault", type=click.Choice(FAULT_NAMES), default=FAULT_NAMES[0], show_default=True, help="What goes wrong."
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Weights, orders, choice of layer."
+)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("demo-out"), show_default=True,
+              help="Folder for logs and the report.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON document on stdout.")
+@click.option("--upstream", metavar="URL", help="OTLP endpoint to which the sidecar forwards spans.")
+@click.option("--rate", type=click.FloatRange(1.0, 100.0), default=8.0, show_default=True, help="Orders a second.")
+@click.option("--baseline", type=click.FloatRange(min=5.0), default=12.0, show_default=True,
+              help="Seconds of normal service before the fault.")  # fmt: skip
+@click.option("--observe", type=click.FloatRange(min=1.0), default=45.0, show_default=True,
+              help="Most seconds to wait for an SLO to burn; with --fault none, how long to watch.")  # fmt: skip
+def demo(**options: Any) -> None:
+    """Run a small AI service under load, break one thing, and watch pasta-otel find it and act.
+
+    Takes about a minute, and needs no GPU, no privilege and no other service. DIR/report.html shows what happened.
+
+    Exit code: 0 the expected cause and action; 1 not; 3 something is missing here.
+    """
+    _require()
+    out: Path = options["out"]
+    _prepare(out)
+    signal.signal(signal.SIGTERM, _interrupt)  # leave through every `finally`, as with Ctrl-C
+    report = _play(options, Console(stderr=True))
+    if options["as_json"]:
+        click.echo(json.dumps(report, indent=2))
+    sys.exit(0 if report["passed"] else 1)
+
+
+def _play(options: dict[str, Any], console: Console) -> dict[str, Any]:
+    # imported here: `pasta-otel --help` lists this command, and must stay quick
+    from pasta_otel.demo import faults, live, page, report  # noqa: PLC0415
+    from pasta_otel.demo.load import read_log  # noqa: PLC0415
+    from pasta_otel.demo.scenario import Pace, Scenario  # noqa: PLC0415
+    from pasta_otel.demo.stage import Stage, StageOptions, data_file  # noqa: PLC0415
+    from pasta_otel.slo.spec.load import load  # noqa: PLC0415
+    from pasta_otel.slo.windows import load_windows  # noqa: PLC0415
+
+    out: Path = options["out"]
+    name = cast("faults.FaultName", options["fault"])
+    fault = faults.make(name, options["seed"])
+    set_up = StageOptions(out=out, seed=options["seed"], rate=options["rate"], upstream=options["upstream"])
+    pace = Pace(baseline=options["baseline"], detect=options["observe"])
+    with Stage(set_up) as stage, live.LiveView(console) as view:
+        scenario = Scenario(stage, fault, pace, view)
+        story = scenario.play()
+    slos, windows = load([data_file("slo.yaml")]).slos, load_windows(set_up.windows)
+    run = report.Run(name, fault, set_up, story, scenario.watch, read_log(stage.load_log), slos, windows)
+    document = report.build(run)
+    (out / "report.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    (out / "report.html").write_text(page.render(run, document), encoding="utf-8")
+    live.summary(console, document, str(out / "report.html"))
+    return document
+
+
+def _require() -> None:
+    missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise MissingError(f"the demo needs {', '.join(missing)}", how="pip install 'pasta-otel[demo]', or `make demo`")
+
+
+def _prepare(out: Path) -> None:
+    """Empty the folder of an earlier run's files, and of nothing else."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in OURS:
+            path = out / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(error.strerror or str(error), file=str(out), field="--out") from error
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
