@@ -69,7 +69,7 @@ def make_spans(rows: list[tuple]) -> list[MemorySpan]:
 
 
 def load_host(folder: Path) -> dict[int, dict[str, float]]:
-    """Return minute -> service -> CPU cores used, from ``CpuUsage(m)``; ``Time`` is right where ``TimeStamp`` is not."""
+    """Return minute -> service -> CPU cores used (``CpuUsage(m)``); ``Time`` is right where ``TimeStamp`` is not."""
     usage: dict[int, dict[str, float]] = defaultdict(dict)
     for path in sorted((folder / "metrics").glob("*_metric.parquet")):
         query = 'select Time, PodName, "CpuUsage(m)" from read_parquet(?) where "CpuUsage(m)" is not null'

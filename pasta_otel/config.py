@@ -78,6 +78,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "PASTA_METRICS_ADDR", "metrics_addr", "", str, "host:port where the app serves /metrics; empty = serve nothing."
     ),
+    Setting(
+        "PASTA_API_TOKEN", "api_token", "", str, "Bearer token of the API on port 4320, for who serves and who asks it."
+    ),
     Setting("PASTA_CONFIG", "", "", str, "YAML file with these settings."),
 )
 

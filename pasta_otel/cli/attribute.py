@@ -1,0 +1,120 @@
+"""``pasta-otel attribute``: say why a service's requests got slower or fail, from a running server or a store file."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from pasta_otel.errors import InputError
+from pasta_otel.slo.attribution.question import DEFAULT_BASELINE, DEFAULT_WINDOW
+from pasta_otel.slo.sources.question import ask
+
+DEFAULT_SERVER = "http://127.0.0.1:4320"
+EXIT_CAUSE, EXIT_NO_CAUSE, EXIT_NO_DATA = 0, 1, 3
+
+
+@click.command()
+@click.option("--service", required=True, metavar="NAME", help="Whose requests: service.name.")
+@click.option("--operation", default=None, metavar="NAME", help="Which of them: the server span's name.  [any]")
+@click.option(
+    "--window", default=DEFAULT_WINDOW, show_default=True, help="What to explain: 5m, or START/END (RFC 3339)."
+)
+@click.option(
+    "--baseline", default=DEFAULT_BASELINE, show_default=True, help="What is normal: the time before, or START/END."
+)
+@click.option("--threshold-ms", default=None, type=float, help="A request that takes longer is bad.")
+@click.option("--server", default=None, metavar="URL", help=f"Ask this sidecar or controller  [{DEFAULT_SERVER}]")
+@click.option("--store", default=None, metavar="FILE", help="Open this span store, when nobody holds it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def command(  # noqa: PLR0913, PLR0917 - one parameter an option
+    ctx: click.Context,
+    service: str,
+    operation: str | None,
+    window: str,
+    baseline: str,
+    threshold_ms: float | None,
+    server: str | None,
+    store: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Say why: exit 0 when a cause is named, 1 when none is, 3 when there are too few requests to compare."""
+    if server and store:
+        raise click.UsageError("give --server URL or --store FILE, not both")
+    question = {
+        "service": service,
+        "operation": operation,
+        "window": window,
+        "baseline": baseline,
+        "threshold_ms": threshold_ms,
+    }
+    question = {name: value for name, value in question.items() if value is not None}
+    token = os.environ.get("PASTA_API_TOKEN")
+    answer = ask_store(Path(store), question) if store else ask(server or DEFAULT_SERVER, question, token=token)
+    if as_json:
+        click.echo(json.dumps(answer, indent=2, allow_nan=False))
+    else:
+        show(answer)
+    ctx.exit(exit_code(answer))
+
+
+def ask_store(path: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """Answer from a store file.
+
+    Raises:
+        InputError: There is no such file, it is no store, or the question is wrong.
+        MissingError: Another process holds the file (its pid is named), or DuckDB is not installed.
+    """
+    from pasta_otel.exporters.store import DuckDBSpanStore  # noqa: PLC0415 - duckdb is an optional extra
+    from pasta_otel.slo.attribution import AttributionEngine  # noqa: PLC0415 - as above, numpy
+    from pasta_otel.slo.attribution.question import answerer  # noqa: PLC0415 - as above
+
+    if not path.exists():
+        raise InputError("no such file", file=str(path))
+    store = DuckDBSpanStore.open(str(path))
+    try:
+        return answerer(AttributionEngine(store, store), time.time_ns)(question)
+    finally:
+        store.close()
+
+
+def exit_code(answer: dict[str, Any]) -> int:
+    """Return 0 for a cause, 1 for none, 3 when the windows say too little."""
+    if answer["causes"]:
+        return EXIT_CAUSE
+    return EXIT_NO_DATA if answer.get("incomplete") else EXIT_NO_CAUSE
+
+
+def show(answer: dict[str, Any]) -> None:
+    """Print the answer for people: the table on stdout."""
+    console = Console()
+    if answer["causes"]:
+        console.print(causes_table(answer))
+    else:
+        console.print(f"no cause: {answer.get('incomplete') or 'nothing shifted that explains it'}")
+
+
+def causes_table(answer: dict[str, Any]) -> Table:
+    """Return the causes with their evidence."""
+    window, baseline = answer["window"], answer["baseline"]
+    table = Table(
+        title=f"Why {window['start']} to {window['end']}",
+        caption=f"beside {baseline['start']} to {baseline['end']}; {answer['took_seconds']:.2f} s",
+    )
+    for heading in ("score", "kind", "target", "service", "evidence (before > after)", "n", "a trace"):
+        table.add_column(heading, overflow="fold")
+    for cause in answer["causes"]:
+        for number, evidence in enumerate(cause["evidence"]):
+            head = (f"{cause['score']:.2f}", cause["kind"], cause["target"], cause["service"])
+            shown = f"{evidence['metric']} {evidence['before']:.4g} > {evidence['after']:.4g}"
+            trace = evidence["links"][0]["trace_id"] if evidence["links"] else ""
+            table.add_row(*(head if number == 0 else ("",) * 4), shown, str(evidence["n"]), trace)
+    return table

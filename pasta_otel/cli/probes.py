@@ -1,0 +1,399 @@
+"""What ``pasta-otel doctor`` looks at: one function a capability, each over a ``World`` that tests can fake."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import re
+import socket
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pasta_otel.ebpf.hostfiles import find_cgroup
+from pasta_otel.ebpf.hostfiles.files import read_text
+from pasta_otel.ebpf.start_reason import HELP, lockdown_reason, read_lockdown
+
+State = Literal["there", "missing", "unknown"]
+PORTS = {4317: "OTLP gRPC", 4318: "OTLP HTTP", 4320: "API of sidecar and controller", 4321: "API of the agent"}
+CONNECT_TIMEOUT_S = 2.0
+# bit numbers: include/uapi/linux/capability.h
+CAPABILITIES = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19, "CAP_PERFMON": 38, "CAP_BPF": 39}
+CAP_SYS_ADMIN = 21  # stands for CAP_BPF and CAP_PERFMON, which were split from it in Linux 5.8
+BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}
+BPF_PROG_LOAD, BPF_PROG_TYPE_SOCKET_FILTER = 5, 1
+CUPTI_NAMES = ("libcupti.so.13", "libcupti.so.12", "libcupti.so")
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """One line of the report.
+
+    Attributes:
+        name: Stable word for scripts.
+        state: ``there``, ``missing`` or ``unknown`` (the probe itself failed).
+        detail: What was found.
+        how: How to get it, when it is missing.
+    """
+
+    name: str
+    state: State
+    detail: str
+    how: str = ""
+
+
+def load_library(name: str) -> Any:
+    """Return a shared library, or None when the loader does not find it."""
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        return None
+
+
+def distribution_version(name: str) -> str | None:
+    """Return an installed distribution's version, or None; the package is not imported."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@dataclass(frozen=True)
+class World:
+    """What the probes may touch.
+
+    Attributes:
+        proc: ``/proc``.
+        sys: ``/sys``.
+        cgroup: ``/sys/fs/cgroup``.
+        environ: Environment variables.
+        machine: Architecture as uname names it.
+        library: Loads a shared library, or returns None.
+        version: Version of an installed distribution, or None.
+        packages: Folders where packages, and shared libraries within them, are looked for.
+        load_program: Tries to load a minimal BPF program; returns an errno, 0 = loaded.
+        connect: Opens a TCP connection (host, port) and closes it; raises OSError.
+        bind: Binds a loopback port and frees it; raises OSError.
+    """
+
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    cgroup: Path = Path("/sys/fs/cgroup")
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    machine: str = field(default_factory=platform.machine)
+    library: Callable[[str], Any] = load_library
+    version: Callable[[str], str | None] = distribution_version
+    packages: tuple[Path, ...] = field(default_factory=lambda: tuple(map(Path, sys.path)))
+    load_program: Callable[[str], int] = field(default_factory=lambda: load_minimal_program)
+    connect: Callable[[str, int], None] = field(default_factory=lambda: tcp_connect)
+    bind: Callable[[int], None] = field(default_factory=lambda: tcp_bind)
+
+    @property
+    def kernel(self) -> str:
+        """Return the kernel release, or empty."""
+        return (read_text(self.proc / "sys" / "kernel" / "osrelease") or "").strip()
+
+
+def tcp_connect(host: str, port: int) -> None:
+    """Open a TCP connection and close it."""
+    socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
+
+
+def tcp_bind(port: int) -> None:
+    """Bind a loopback port and free it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+
+
+def load_minimal_program(machine: str) -> int:
+    """Load ``r0 = 0; exit`` as a socket filter and close it; return the errno, 0 = loaded.
+
+    The attribute's first fields are those of ``union bpf_attr`` for BPF_PROG_LOAD: prog_type, insn_cnt, insns, license.
+    """
+    if machine not in BPF_SYSCALL:
+        return errno.ENOSYS
+    code = (ctypes.c_uint64 * 2)(0x00000000000000B7, 0x0000000000000095)
+    licence = ctypes.create_string_buffer(b"GPL")
+    attribute = (ctypes.c_uint64 * 16)()
+    attribute[0] = BPF_PROG_TYPE_SOCKET_FILTER | (len(code) << 32)
+    attribute[1], attribute[2] = ctypes.addressof(code), ctypes.addressof(licence)
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = libc.syscall(BPF_SYSCALL[machine], BPF_PROG_LOAD, ctypes.byref(attribute), ctypes.sizeof(attribute))
+    if descriptor < 0:
+        return ctypes.get_errno()
+    os.close(descriptor)
+    return 0
+
+
+def there(name: str, detail: str) -> Capability:
+    """Return a capability that is there."""
+    return Capability(name, "there", detail)
+
+
+def missing(name: str, detail: str, how: str) -> Capability:
+    """Return a capability that is missing."""
+    return Capability(name, "missing", detail, how)
+
+
+def python(world: World) -> Capability:
+    """Python's version, and whether it runs without the GIL."""
+    del world
+    build = " free-threaded" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+    enabled = getattr(sys, "_is_gil_enabled", lambda: True)()
+    note = "" if not build else (" with the GIL on" if enabled else " with the GIL off")
+    return there("python", f"{platform.python_implementation()} {platform.python_version()}{build}{note}")
+
+
+def torch(world: World) -> Capability:
+    """PyTorch, without importing it."""
+    version = world.version("torch")
+    if version is None:
+        return missing("torch", "not installed", "pip install 'pasta-otel[torch]'; module spans need it")
+    return there("torch", version)
+
+
+def gpu(world: World) -> Capability:
+    """GPUs, as NVML sees them."""
+    if util.find_spec("pynvml") is None:
+        return missing("gpu", "the NVML binding is not installed", "pip install 'pasta-otel[gpu]'")
+    if world.library("libnvidia-ml.so.1") is None:
+        return missing(
+            "gpu", "no NVIDIA driver on this machine", "install the NVIDIA driver; without a GPU ignore this"
+        )
+    return _nvml()
+
+
+def _nvml() -> Capability:
+    import pynvml  # noqa: PLC0415 - an optional extra
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return missing("gpu", f"NVML: {error}", "check nvidia-smi on this machine")
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        names = ", ".join(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+        driver = pynvml.nvmlSystemGetDriverVersion()
+    finally:
+        pynvml.nvmlShutdown()
+    if not handles:
+        return missing(
+            "gpu", f"driver {driver} but no device", "check nvidia-smi, and which devices the container gets"
+        )
+    return there("gpu", f"{names}; driver {driver}")
+
+
+def cuda_driver(world: World) -> Capability:
+    """The CUDA driver library and the CUDA version it supports."""
+    library = world.library("libcuda.so.1")
+    version = ctypes.c_int(0)
+    if library is None or library.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return missing(
+            "cuda_driver", "libcuda.so.1 does not load", "install the NVIDIA driver (containers: the toolkit)"
+        )
+    return there("cuda_driver", f"supports CUDA {version.value // 1000}.{version.value % 1000 // 10}")
+
+
+def cupti(world: World) -> Capability:
+    """The CUPTI library: on the loader's path, in CUDA_HOME, or inside an installed package."""
+    for name in CUPTI_NAMES:
+        if world.library(name) is not None:
+            return there("cupti", name)
+    found = next(_cupti_files(world), None)
+    if found is None:
+        return missing(
+            "cupti", "libcupti is nowhere", "pip install nvidia-cuda-cupti (CUDA 13) or nvidia-cuda-cupti-cu12"
+        )
+    return there("cupti", str(found))
+
+
+def _cupti_files(world: World) -> Iterator[Path]:
+    home = world.environ.get("CUDA_HOME") or world.environ.get("CUDA_PATH")
+    if home:
+        yield from sorted(Path(home).glob("extras/CUPTI/lib64/libcupti.so.1*"))
+    for folder in world.packages:
+        yield from sorted((folder / "nvidia").glob("*/lib/libcupti.so.1*"))
+
+
+def btf(world: World) -> Capability:
+    """Type information of the running kernel, which the CO-RE loader needs."""
+    path = world.sys / "kernel" / "btf" / "vmlinux"
+    if not path.exists():
+        return missing("btf", f"no {path}", "use a kernel with CONFIG_DEBUG_INFO_BTF=y, or bcc with kernel headers")
+    return there("btf", str(path))
+
+
+def ebpf_load(world: World) -> Capability:
+    """Whether this process may load a BPF program, tried with a minimal one."""
+    reason = lockdown_reason(read_lockdown(world.sys))
+    if reason is not None:
+        return missing("ebpf_load", reason, HELP[reason])
+    error = world.load_program(world.machine)
+    if error == 0:
+        return there("ebpf_load", "a minimal program loads")
+    reason = "not_privileged" if error in {errno.EPERM, errno.EACCES} else "unknown"
+    return missing("ebpf_load", f"{reason}: {os.strerror(error)}", HELP["not_privileged"])
+
+
+def ebpf_capabilities(world: World) -> Capability:
+    """The capabilities that the agent needs."""
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)", read_text(world.proc / "self" / "status") or "", re.MULTILINE)
+    if match is None:
+        return Capability("ebpf_capabilities", "unknown", "no CapEff in /proc/self/status")
+    effective = int(match[1], 16)
+    admin = {"CAP_BPF", "CAP_PERFMON"} if effective >> CAP_SYS_ADMIN & 1 else set()
+    lacking = [name for name, bit in CAPABILITIES.items() if not effective >> bit & 1 and name not in admin]
+    if lacking:
+        return missing("ebpf_capabilities", f"lacks {', '.join(lacking)}", f"add {', '.join(lacking)} to the agent")
+    return there("ebpf_capabilities", ", ".join(CAPABILITIES))
+
+
+def tracefs(world: World) -> Capability:
+    """The tracing file system, where tracepoints have their ids."""
+    for path in (world.sys / "kernel" / "tracing", world.sys / "kernel" / "debug" / "tracing"):
+        if (path / "events").is_dir():
+            return there("tracefs", str(path))
+    return missing("tracefs", "not mounted, or not readable", "mount -t tracefs tracefs /sys/kernel/tracing (as root)")
+
+
+def uprobe_multi(world: World) -> Capability:
+    """Many uprobes in one attach: Linux 6.6 (bpf_link_create with BPF_TRACE_UPROBE_MULTI)."""
+    match = re.match(r"(\d+)\.(\d+)", world.kernel)
+    if match is None:
+        return Capability("uprobe_multi", "unknown", f"kernel release {world.kernel!r}")
+    if (int(match[1]), int(match[2])) < (6, 6):
+        return missing(
+            "uprobe_multi", f"Linux {world.kernel}", "Linux 6.6 or newer; until then probes attach one by one"
+        )
+    return there("uprobe_multi", f"Linux {world.kernel}")
+
+
+def architecture(world: World) -> Capability:
+    """The machine's architecture: the thread key that host probes read differs by it."""
+    if world.machine in BPF_SYSCALL:
+        return there("architecture", world.machine)
+    return missing("architecture", world.machine, "host probes are built for x86_64 and aarch64; all else works")
+
+
+def cgroup(world: World) -> Capability:
+    """The cgroup of this process for the cpu controller: version, place and whether quotas can be written."""
+    found = find_cgroup(world.proc, world.cgroup, os.getpid() if world.proc == Path("/proc") else 1)
+    if found is None:
+        how = "mount cgroup v2, or give the container its cgroup mount; throttling evidence needs it"
+        return missing("cgroup", "the cpu controller's cgroup of this process cannot be seen", how)
+    writable = os.access(found.path, os.W_OK)
+    quota = (found.path / "cpu.cfs_quota_us").exists() or found.version == 2
+    able = "quotas can be written" if writable and quota else "read only"
+    return there("cgroup", f"v{found.version} at {found.path}, {able}")
+
+
+def psi(world: World) -> Capability:
+    """Pressure stall information."""
+    if read_text(world.proc / "pressure" / "cpu") is None:
+        return missing("psi", "no /proc/pressure", "boot with psi=1 on a kernel with CONFIG_PSI=y")
+    return there("psi", "/proc/pressure")
+
+
+def libbpf(world: World) -> Capability:
+    """The library of the CO-RE loader."""
+    library = world.library("libbpf.so.1")
+    if library is None:
+        return missing("libbpf", "libbpf.so.1 does not load", "Debian, Ubuntu: apt-get install libbpf1")
+    library.libbpf_version_string.restype = ctypes.c_char_p
+    return there("libbpf", (library.libbpf_version_string() or b"").decode())
+
+
+def bcc(world: World) -> Capability:
+    """The bcc compiler's Python binding."""
+    for folder in (*world.packages, Path("/usr/lib/python3/dist-packages")):
+        if (folder / "bcc" / "libbcc.py").exists():
+            return there("bcc", str(folder / "bcc"))
+    how = "Debian, Ubuntu: apt-get install python3-bpfcc (PyPI's bcc is something else); not needed where libbpf is"
+    return missing("bcc", "no Python binding", how)
+
+
+def sidecar(world: World) -> Capability:
+    """The packages of the sidecar."""
+    versions = {name: world.version(name) for name in ("duckdb", "grpcio", "starlette", "uvicorn")}
+    lacking = [name for name, version in versions.items() if version is None]
+    if lacking:
+        return missing("sidecar", f"lacks {', '.join(lacking)}", "pip install 'pasta-otel[sidecar]'")
+    return there("sidecar", ", ".join(f"{name} {version}" for name, version in versions.items()))
+
+
+def collector(world: World) -> Capability:
+    """The configured collector, by one TCP connection; nothing is connected when none is configured."""
+    name = "OTEL_EXPORTER_OTLP_ENDPOINT"
+    endpoint = world.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or world.environ.get(name, "")
+    if not endpoint:
+        how = f"set {name}; without it apps send to a sidecar on 127.0.0.1, and the sidecar keeps what it gets"
+        return missing("collector", "none is configured", how)
+    parts = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
+    port = parts.port or (443 if parts.scheme == "https" else 4317)
+    shown = f"{parts.hostname}:{port}"  # never the URL itself: it may hold a password
+    try:
+        world.connect(parts.hostname or "", port)
+    except OSError as error:
+        return missing(
+            "collector", f"{shown} does not answer: {error.strerror or error}", f"start it, or correct {name}"
+        )
+    return there("collector", f"{shown} accepts connections")
+
+
+def ports(world: World) -> Capability:
+    """The loopback ports that pasta-otel listens on."""
+    busy = [f"{port} ({use})" for port, use in PORTS.items() if not _free(world, port)]
+    if busy:
+        how = "stop what listens there, or choose other ports; a running sidecar or agent of ours is fine"
+        return missing("ports", f"in use: {', '.join(busy)}", how)
+    return there("ports", ", ".join(map(str, PORTS)) + " are free")
+
+
+def _free(world: World, port: int) -> bool:
+    try:
+        world.bind(port)
+    except OSError:
+        return False
+    return True
+
+
+PROBES: Mapping[str, Callable[[World], Capability]] = {
+    "python": python,
+    "architecture": architecture,
+    "torch": torch,
+    "gpu": gpu,
+    "cuda_driver": cuda_driver,
+    "cupti": cupti,
+    "btf": btf,
+    "ebpf_load": ebpf_load,
+    "ebpf_capabilities": ebpf_capabilities,
+    "tracefs": tracefs,
+    "uprobe_multi": uprobe_multi,
+    "libbpf": libbpf,
+    "bcc": bcc,
+    "cgroup": cgroup,
+    "psi": psi,
+    "sidecar": sidecar,
+    "collector": collector,
+    "ports": ports,
+}
+
+
+def examine(world: World) -> list[Capability]:
+    """Return every capability; a probe that fails itself is ``unknown``, and says why."""
+    return [_safely(name, probe, world) for name, probe in PROBES.items()]
+
+
+def _safely(name: str, probe: Callable[[World], Capability], world: World) -> Capability:
+    try:
+        return probe(world)
+    except Exception as error:  # noqa: BLE001 - whatever a strange machine does, the other lines are still worth having
+        return Capability(name, "unknown", f"the probe failed: {type(error).__name__}: {error}")

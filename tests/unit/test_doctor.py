@@ -1,0 +1,197 @@
+"""The doctor on fake machines, and on this one."""
+
+import errno
+import json
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from pasta_otel.cli.doctor import command, lines
+from pasta_otel.cli.probes import PROBES, Capability, World, examine, load_minimal_program
+
+
+def refuse(*_: object) -> None:
+    raise OSError(errno.ECONNREFUSED, "Connection refused")
+
+
+def bare(root: Path, **changes: object) -> World:
+    """A machine with nothing at all."""
+    fields: dict = {
+        "proc": root / "proc",
+        "sys": root / "sys",
+        "cgroup": root / "cgroup",
+        "environ": {},
+        "machine": "x86_64",
+        "library": lambda name: None,
+        "version": lambda name: None,
+        "packages": (),
+        "load_program": lambda machine: errno.EPERM,
+        "connect": refuse,
+        "bind": lambda port: None,
+    }
+    return World(**(fields | changes))
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def probe(name: str, world: World) -> Capability:
+    found = PROBES[name](world)
+    assert found.name == name
+    return found
+
+
+def test_a_bare_machine_gets_a_line_for_everything_and_no_crash(tmp_path: Path):
+    found = examine(bare(tmp_path))
+    assert [c.name for c in found] == list(PROBES)
+    assert all(c.how for c in found if c.state == "missing")
+    assert {c.name for c in found if c.state == "missing"} >= {"gpu", "cuda_driver", "btf", "tracefs", "cgroup", "psi"}
+    assert len(lines(found)) == len(found)
+
+
+def test_a_probe_that_fails_is_unknown_and_the_others_go_on(tmp_path: Path):
+    def broken(name: str) -> str | None:
+        raise RuntimeError("strange machine")
+
+    found = {c.name: c for c in examine(bare(tmp_path, version=broken))}
+    assert found["torch"].state == "unknown"
+    assert "strange machine" in found["torch"].detail
+    assert found["python"].state == "there"
+
+
+@pytest.mark.parametrize(
+    ("release", "state"),
+    [
+        ("6.6.0", "there"),
+        ("6.18.44-fc", "there"),
+        ("7.0.1", "there"),
+        ("6.5.13", "missing"),
+        ("5.15.0-1", "missing"),
+        ("", "unknown"),
+    ],
+)
+def test_uprobe_multi_needs_linux_6_6(tmp_path: Path, release: str, state: str):
+    write(tmp_path / "proc" / "sys" / "kernel" / "osrelease", release + "\n")
+    assert probe("uprobe_multi", bare(tmp_path)).state == state
+
+
+@pytest.mark.parametrize(
+    ("mask", "state"),
+    [
+        (1 << 39 | 1 << 38 | 1 << 19 | 1 << 2, "there"),
+        (1 << 21 | 1 << 19 | 1 << 2, "there"),
+        (1 << 39, "missing"),
+        (0, "missing"),
+    ],
+)
+def test_sys_admin_stands_for_bpf_and_perfmon(tmp_path: Path, mask: int, state: str):
+    write(tmp_path / "proc" / "self" / "status", f"Name:\tx\nCapEff:\t{mask:016x}\n")
+    assert probe("ebpf_capabilities", bare(tmp_path)).state == state
+
+
+def test_a_missing_capability_is_named(tmp_path: Path):
+    write(tmp_path / "proc" / "self" / "status", f"CapEff:\t{1 << 39 | 1 << 38 | 1 << 2:016x}\n")
+    assert probe("ebpf_capabilities", bare(tmp_path)).detail == "lacks CAP_SYS_PTRACE"
+
+
+def test_lockdown_in_confidentiality_mode_is_told_without_trying(tmp_path: Path):
+    write(tmp_path / "sys" / "kernel" / "security" / "lockdown", "none integrity [confidentiality]\n")
+
+    def never(machine: str) -> int:
+        raise AssertionError("tried to load")
+
+    assert probe("ebpf_load", bare(tmp_path, load_program=never)).detail == "kernel_lockdown_confidentiality"
+
+
+def test_a_refused_program_says_which_capabilities_are_needed(tmp_path: Path):
+    found = probe("ebpf_load", bare(tmp_path))
+    assert found.state == "missing"
+    assert found.detail.startswith("not_privileged")
+    assert "CAP_BPF" in found.how
+
+
+def test_an_architecture_without_probes_is_said(tmp_path: Path):
+    assert probe("architecture", bare(tmp_path, machine="riscv64")).state == "missing"
+    assert load_minimal_program("riscv64") == errno.ENOSYS
+
+
+def test_tracefs_at_its_old_place_is_found(tmp_path: Path):
+    (tmp_path / "sys" / "kernel" / "debug" / "tracing" / "events").mkdir(parents=True)
+    assert probe("tracefs", bare(tmp_path)).detail.endswith("debug/tracing")
+
+
+def test_cupti_inside_a_package_is_found(tmp_path: Path):
+    write(tmp_path / "site" / "nvidia" / "cu13" / "lib" / "libcupti.so.13", "")
+    assert probe("cupti", bare(tmp_path, packages=(tmp_path / "site",))).state == "there"
+
+
+def test_the_cuda_driver_says_its_version(tmp_path: Path):
+    def version(pointer) -> int:
+        pointer._obj.value = 13000
+        return 0
+
+    library = SimpleNamespace(cuDriverGetVersion=version)
+    found = probe("cuda_driver", bare(tmp_path, library=lambda name: library))
+    assert found.detail == "supports CUDA 13.0"
+
+
+def test_a_v2_cgroup_is_described(tmp_path: Path):
+    write(tmp_path / "proc" / "1" / "cgroup", "0::/app\n")
+    write(tmp_path / "proc" / "self" / "mountinfo", "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+    (tmp_path / "cgroup" / "app").mkdir(parents=True)
+    assert probe("cgroup", bare(tmp_path)).detail.startswith(f"v2 at {tmp_path / 'cgroup' / 'app'}")
+
+
+def test_no_collector_is_contacted_when_none_is_configured(tmp_path: Path):
+    def never(host: str, port: int) -> None:
+        raise AssertionError("connected")
+
+    found = probe("collector", bare(tmp_path, connect=never))
+    assert (found.state, found.detail) == ("missing", "none is configured")
+
+
+def test_a_collector_that_does_not_answer_is_named_without_its_password(tmp_path: Path):
+    world = bare(tmp_path, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:secret@collector:4318"})
+    found = probe("collector", world)
+    assert found.detail == "collector:4318 does not answer: Connection refused"
+    assert "secret" not in str(found)
+
+
+def test_a_listening_collector_is_there(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        world = bare(tmp_path, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}, connect=World().connect)
+        assert probe("collector", world).state == "there"
+
+
+def test_busy_ports_are_named(tmp_path: Path):
+    def bind(port: int) -> None:
+        if port == 4318:
+            raise OSError(errno.EADDRINUSE, "in use")
+
+    assert probe("ports", bare(tmp_path, bind=bind)).detail == "in use: 4318 (OTLP HTTP)"
+
+
+def test_lacking_sidecar_packages_are_named(tmp_path: Path):
+    found = probe("sidecar", bare(tmp_path, version=lambda name: None if name == "duckdb" else "1"))
+    assert found.detail == "lacks duckdb"
+
+
+def test_json_has_every_capability_of_this_machine_and_exits_0():
+    result = CliRunner().invoke(command, ["--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["capabilities"]
+    assert [c["name"] for c in found] == list(PROBES)
+    assert {c["state"] for c in found} <= {"there", "missing", "unknown"}
+    assert not [c for c in found if "probe failed" in c["detail"]]
+
+
+def test_the_text_has_one_line_a_capability():
+    result = CliRunner().invoke(command)
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) == len(PROBES)
