@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from opentelemetry.instrumentation.auto_instrumentation import _load
@@ -11,6 +15,9 @@ from opentelemetry.instrumentation.auto_instrumentation import _load
 _log = logging.getLogger(__name__)
 _loader: Any = _load  # what opentelemetry-instrument itself calls; untyped and private, and there is no other way
 ENTRY_POINT = "pasta_otel"
+DISABLED = "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS"
+DRAIN_TIMEOUT_S = 5.0
+"""Half of the shortest time between SIGTERM and SIGKILL that is usual (docker stop: 10 s)."""
 
 
 def start() -> str:
@@ -30,16 +37,53 @@ def _start() -> None:
     # ruff: noqa: SLF001 - see _loader
     from pasta_otel.instrumentation import PastaInstrumentor, instrument  # noqa: PLC0415 - its errors are reported
 
+    disabled = os.environ.get(DISABLED, "")
+    ours_disabled = ENTRY_POINT in {name.strip() for name in disabled.split(",")}
     if not PastaInstrumentor().is_instrumented_by_opentelemetry:  # else opentelemetry-instrument was here before us
-        try:
-            distro = _loader._load_distro()
-            distro.configure()
-            _loader._load_configurators()
-            _loader._load_instrumentors(distro)
-        except Exception as error:  # noqa: BLE001 - somebody else's instrumentation: ours goes on
-            _log.warning("another OpenTelemetry instrumentation failed: %s", error)
-    if ENTRY_POINT not in _disabled():
-        instrument(set_up=True)
+        _load_others(disabled)
+    if not ours_disabled:
+        drain_on_sigterm(instrument(set_up=True).drain)
+
+
+def _load_others(disabled: str) -> None:
+    """Load what ``opentelemetry-instrument`` would, except ourselves: our errors are reported in one line."""
+    os.environ[DISABLED] = ",".join(name for name in (disabled, ENTRY_POINT) if name)
+    try:
+        distro = _loader._load_distro()
+        distro.configure()
+        _loader._load_configurators()
+        _loader._load_instrumentors(distro)
+    except Exception as error:  # noqa: BLE001 - somebody else's instrumentation: ours goes on
+        _log.warning("another OpenTelemetry instrumentation failed: %s", error)
+    finally:
+        if disabled:
+            os.environ[DISABLED] = disabled
+        else:
+            del os.environ[DISABLED]
+
+
+def drain_on_sigterm(drain: Callable[[float], None], timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+    """Send what is queued before SIGTERM ends a program that has no handler; it still ends by the signal.
+
+    Servers that do have one (uvicorn) raise the signal again for the handler that was there before them: this one.
+
+    Args:
+        drain: Gets the time that it may take, in seconds.
+        timeout_s: Longest delay of the end.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        del frame
+        signal.signal(number, signal.SIG_DFL)
+        # in a thread of its own: the signal may have interrupted somebody who holds a lock that draining needs
+        worker = threading.Thread(target=drain, args=(timeout_s / 2,), daemon=True)
+        worker.start()
+        worker.join(timeout_s)
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, terminate)
 
 
 def _disabled() -> set[str]:

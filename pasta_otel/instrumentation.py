@@ -14,6 +14,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 from pasta_otel import semconv
 from pasta_otel.app import build_row_sink, prepare_app_telemetry, setup_app_telemetry
 from pasta_otel.config import load_settings
+from pasta_otel.errors import PastaError
 from pasta_otel.gpu.torch.modules import ModuleSpans
 from pasta_otel.gpu.torch.names import ModuleNames
 from pasta_otel.gpu.torch.traces import DEFAULT_ROW_LIMIT
@@ -37,6 +38,7 @@ class Instrumentation:
         self.capture = CaptureState()
         self.pipeline = Pipeline(meter, self.capture)
         self._own_sink = sink is None
+        self._provider: Any = None
         if sink is not None:
             self.pipeline.connect(sink)
         self.modules = ModuleSpans(self.pipeline, CaptureSelection(self.capture, rate), row_limit, _names)
@@ -53,6 +55,15 @@ class Instrumentation:
             _guarded("no TracerProvider can be set up", prepare_app_telemetry)
             self.modules.on_first_span(lambda: _guarded("no TracerProvider could be set up", setup_app_telemetry))
 
+    def drain(self, timeout_s: float) -> None:
+        """Send what is queued, ours and the provider's; each gets up to ``timeout_s`` seconds."""
+        flush_rows = getattr(self.pipeline.sink, "force_flush", None)
+        flush_spans = getattr(self._provider, "force_flush", None)
+        if callable(flush_spans):
+            _guarded("spans could not be flushed", lambda: flush_spans(int(timeout_s * 1000)))
+        if callable(flush_rows):
+            _guarded("module spans could not be flushed", lambda: flush_rows(timeout_s))
+
     def stop(self) -> None:
         """Stop recording, and send what is queued."""
         self.modules.stop()
@@ -62,6 +73,7 @@ class Instrumentation:
             shutdown()
 
     def _bound(self, provider: Any) -> None:
+        self._provider = provider
         resource = getattr(provider, "resource", None)
         if resource is not None:
             self.capture.service = str(resource.attributes.get(semconv.SERVICE_NAME, ""))
@@ -72,7 +84,7 @@ class Instrumentation:
 _running: Instrumentation | None = None
 
 
-def _guarded(what: str, action: Callable[[], None]) -> None:
+def _guarded(what: str, action: Callable[[], object]) -> None:
     try:
         action()
     except Exception as error:  # noqa: BLE001 - telemetry never breaks the service
@@ -153,7 +165,10 @@ class PastaInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # as above
     def _instrument(self, **kwargs: Any) -> None:
         kwargs.setdefault("set_up", False)
         known = {"tracer_provider", "meter_provider", "sampling_rate", "row_limit", "models", "sink", "set_up"}
-        instrument(**{name: value for name, value in kwargs.items() if name in known})
+        try:
+            instrument(**{name: value for name, value in kwargs.items() if name in known})
+        except PastaError as error:  # raised here, it would keep the instrumentations after ours from loading
+            _log.warning("not instrumented: %s", error)
 
     def _uninstrument(self, **kwargs: Any) -> None:
         del kwargs
