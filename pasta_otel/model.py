@@ -150,6 +150,7 @@ class EventCounts:
         detail: The reason in words, for people.
         degraded: True when the source answered with a warning (partial response); the counts are used and flagged.
         coverage: Share of the window that the source can answer for, 0..1.
+        ratio_only: The source gave a ratio without counts: ``total`` is 1 and guards on numbers of events do not apply.
     """
 
     good: float
@@ -158,6 +159,7 @@ class EventCounts:
     detail: str = ""
     degraded: bool = False
     coverage: float = 1.0
+    ratio_only: bool = False
 
     @property
     def bad(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -17,6 +17,40 @@ from pasta_otel.model import EventCounts, NoDataReason
 NO_TRAFFIC = EventCounts(0.0, 0.0, no_data="no_traffic", detail="no events")
 # A source that extrapolates may put good above total by rounding alone (slo-generator#319 saw 1.000091).
 ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one window says about a budget.
+
+    Attributes:
+        burn: Burn rate, exact; None = nothing can be said.
+        no_data: Why nothing can be said.
+        detail: The reason in words.
+        events: Events (or slices) in the window.
+        bad: Bad ones among them (with a fraction for ratios).
+        guarded: Guards on numbers of events apply.
+        degraded: The source answered with a warning.
+        coverage: Share of the window that the source can answer for.
+    """
+
+    burn: Fraction | None
+    no_data: NoDataReason | None = None
+    detail: str = ""
+    events: float = 0.0
+    bad: float = 0.0
+    guarded: bool = True
+    degraded: bool = False
+    coverage: float = 1.0
+
+    @property
+    def rate(self) -> float | None:
+        """Return the burn rate as a float."""
+        return None if self.burn is None else float(self.burn)
+
+    def exceeds(self, factor: Decimal) -> bool | None:
+        """Return whether the burn rate is above the factor, decided exactly; None without data."""
+        return None if self.burn is None else self.burn > Fraction(factor)
 
 
 def checked(counts: EventCounts) -> EventCounts:
@@ -44,6 +78,22 @@ def _wrong(counts: EventCounts) -> tuple[NoDataReason, str] | None:
     return None
 
 
+def measure(counts: EventCounts, objective: Decimal) -> Measured:
+    """Return what the counts of one window say about the budget of an objective."""
+    counts = checked(counts)
+    if counts.no_data is not None:
+        return Measured(None, counts.no_data, counts.detail, degraded=counts.degraded, coverage=counts.coverage)
+    bad, total = Fraction(counts.total) - Fraction(counts.good), Fraction(counts.total)
+    return Measured(
+        bad / (total * Fraction(1 - objective)),
+        events=counts.total,
+        bad=float(bad),
+        guarded=not counts.ratio_only,
+        degraded=counts.degraded,
+        coverage=counts.coverage,
+    )
+
+
 def error_ratio(counts: EventCounts) -> float | None:
     """Return the share of bad events, None without data."""
     return None if counts.no_data is not None or counts.total <= 0 else counts.bad / counts.total
@@ -51,24 +101,25 @@ def error_ratio(counts: EventCounts) -> float | None:
 
 def burn_rate(counts: EventCounts, objective: Decimal) -> float | None:
     """Return how many times faster than allowed the budget goes, None without data."""
-    ratio = error_ratio(counts)
-    return None if ratio is None else ratio / float(1 - objective)
+    return measure(counts, objective).rate
 
 
 def exceeds(counts: EventCounts, objective: Decimal, factor: Decimal) -> bool | None:
     """Return whether the burn rate is above the factor, decided exactly; None without data."""
-    if counts.no_data is not None or counts.total <= 0:
-        return None
-    limit = Fraction(factor) * Fraction(1 - objective)
-    return Fraction(counts.total) - Fraction(counts.good) > limit * Fraction(counts.total)
+    return measure(counts, objective).exceeds(factor)
 
 
-def remaining(counts: EventCounts, objective: Decimal) -> float | None:
-    """Return the share of the error budget that is left: 1 untouched, negative overspent; idle time spends nothing."""
-    if counts.no_data == "no_traffic":
+def remaining(measured: Measured, elapsed: Fraction = Fraction(1)) -> float | None:
+    """Return the share of the error budget that is left: 1 untouched, negative overspent; idle time spends nothing.
+
+    Args:
+        measured: What the period so far says.
+        elapsed: Share of the period that ``measured`` stands for: below 1 where the whole period's budget is known
+            although it has not ended (slices of a calendar period).
+    """
+    if measured.no_data == "no_traffic":
         return 1.0
-    burn = burn_rate(counts, objective)
-    return None if burn is None else 1 - burn
+    return None if measured.burn is None else float(1 - measured.burn * elapsed)
 
 
 def exhausted_in_ns(left: float | None, burn: float | None, period_ns: int) -> int | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import islice
 from typing import TypeVar
 
 from opentelemetry.metrics import Meter
@@ -13,9 +15,10 @@ from opentelemetry.trace import Tracer
 
 from pasta_otel.clock import Clock, SystemClock
 from pasta_otel.model import CountRequest, EventCounts, SpanRef, TimeWindow, Verdict
-from pasta_otel.slo.budget import checked, exhausted_in_ns, remaining
+from pasta_otel.slo.budget import Measured, exhausted_in_ns, remaining
 from pasta_otel.slo.evaluation import Evaluation, SLOState, Transition
 from pasta_otel.slo.investigate import Investigator
+from pasta_otel.slo.meters import evaluated, meter_of
 from pasta_otel.slo.periods import length_ns, period_at
 from pasta_otel.slo.ports import Attributor, BadExamples, Responder, SLISource
 from pasta_otel.slo.spec.model import SLO
@@ -72,7 +75,10 @@ class SLOController:
     def __init__(
         self, slos: Sequence[SLO], windows: BurnRateWindows, parts: Parts, *, grace_ns: int = DEFAULT_GRACE_NS
     ) -> None:
-        self._slos, self._windows, self._parts, self._grace_ns = tuple(slos), windows, parts, grace_ns
+        self._windows, self._parts, self._grace_ns = windows, parts, grace_ns
+        watched = [(slo, meter_of(components)) for slo, components in evaluated(slos)]
+        self._slos = tuple(slo for slo, _ in watched)
+        self._meters = tuple(meter for _, meter in watched)
         self._state = parts.state or NoState()
         self._clock = parts.clock or SystemClock()
         names = {slo.name for slo in self._slos}
@@ -94,15 +100,12 @@ class SLOController:
         """
         began = self._clock.monotonic_ns()
         end = now_unix_nano - self._grace_ns
-        asked = [self._requests(slo, end) for slo in self._slos]
-        answers = iter(self._counts([request for requests in asked for request in requests], now_unix_nano))
         before, outcomes, states = dict(self._memories), [], []
-        for slo, requests in zip(self._slos, asked, strict=True):
-            counts = [checked(next(answers)) for _ in requests]
-            outcome = self._outcome(slo, counts, end, now_unix_nano)
+        for slo, windows, measured in self._measured(end, now_unix_nano):
+            outcome = self._outcome(slo, measured, end, now_unix_nano)
             self._memories[slo.name] = outcome.memory
             outcomes.append(outcome)
-            states.append(_state(slo, outcome, requests[0].window, counts[0]))
+            states.append(_state(slo, outcome, windows[0], measured[0]))
         self._remember(before)
         states = self._explain(states, outcomes, end, now_unix_nano)
         evaluation = Evaluation(now_unix_nano, tuple(states), _transitions(before, states, now_unix_nano))
@@ -128,13 +131,21 @@ class SLOController:
                 due += missed * step
             stop.wait(max(0.0, (due - self._clock.monotonic_ns()) / NS_PER_SECOND))
 
-    def _requests(self, slo: SLO, end: int) -> list[CountRequest]:
-        """Return the period's request, then long and short for every pair."""
+    def _measured(self, end: int, now_unix_nano: int) -> Iterator[tuple[SLO, list[TimeWindow], list[Measured]]]:
+        """Ask the source once for everything, and yield every SLO with its windows and what they say."""
+        windows = [self._windows_of(slo, end) for slo in self._slos]
+        asked = [meter.requests(mine) for meter, mine in zip(self._meters, windows, strict=True)]
+        answers = iter(self._counts([request for requests in asked for request in requests], now_unix_nano))
+        for slo, meter, mine, requests in zip(self._slos, self._meters, windows, asked, strict=True):
+            yield slo, mine, meter.measure(mine, list(islice(answers, len(requests))))
+
+    def _windows_of(self, slo: SLO, end: int) -> list[TimeWindow]:
+        """Return the period so far, then long and short for every pair."""
         period = period_at(slo.window, end)
         windows = [TimeWindow(period.start_unix_nano, end)]
         for row in self._windows.rows:
             windows += [TimeWindow(end - row.long_ns, end), TimeWindow(end - row.short_ns, end)]
-        return [CountRequest(slo.sli, window) for window in windows]
+        return windows
 
     def _counts(self, requests: list[CountRequest], now_unix_nano: int) -> list[EventCounts]:
         down = [EventCounts(0.0, 0.0, no_data="absent", detail="the source failed")] * len(requests)
@@ -144,10 +155,10 @@ class SLOController:
             return down
         return answers
 
-    def _outcome(self, slo: SLO, counts: list[EventCounts], end: int, now_unix_nano: int) -> Outcome:
+    def _outcome(self, slo: SLO, measured: list[Measured], end: int, now_unix_nano: int) -> Outcome:
         period_ns = length_ns(slo.window, end)
         readings = [
-            read_pair(row, counts[1 + 2 * i], counts[2 + 2 * i], slo.objective, period_ns, self._windows)
+            read_pair(row, measured[1 + 2 * i], measured[2 + 2 * i], period_ns, self._windows)
             for i, row in enumerate(self._windows.rows)
         ]
         return advance(self._memories.get(slo.name), readings, self._windows, now_unix_nano)
@@ -209,9 +220,11 @@ class SLOController:
             log.warning("%s: %s", part, message)
 
 
-def _state(slo: SLO, outcome: Outcome, period: TimeWindow, counts: EventCounts) -> SLOState:
-    left = remaining(counts, slo.objective)
-    usable = counts.no_data is None
+def _state(slo: SLO, outcome: Outcome, period: TimeWindow, measured: Measured) -> SLOState:
+    period_ns = length_ns(slo.window, period.end_unix_nano - 1)
+    sliced = slo.method != "Occurrences"
+    elapsed = Fraction(period.end_unix_nano - period.start_unix_nano, period_ns) if sliced else Fraction(1)
+    left = remaining(measured, elapsed)
     burn = outcome.rates[0].long if outcome.rates else None
     return SLOState(
         name=slo.name,
@@ -226,11 +239,11 @@ def _state(slo: SLO, outcome: Outcome, period: TimeWindow, counts: EventCounts) 
         annotations=slo.annotations,
         burn_since_unix_nano=outcome.memory.burn_since_unix_nano,
         period=period,
-        good=counts.good if usable else 0.0,
-        total=counts.total if usable else 0.0,
-        coverage=counts.coverage,
-        exhausted_in_ns=exhausted_in_ns(left, burn, period.end_unix_nano - period.start_unix_nano),
-        degraded=counts.degraded,
+        good=measured.events - measured.bad,
+        total=measured.events,
+        coverage=measured.coverage,
+        exhausted_in_ns=exhausted_in_ns(left, burn, period_ns),
+        degraded=measured.degraded,
     )
 
 

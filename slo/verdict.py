@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 
-from pasta_otel.model import EventCounts, NoDataReason, Verdict
-from pasta_otel.slo.budget import burn_rate, exceeds
+from pasta_otel.model import NoDataReason, Verdict
+from pasta_otel.slo.budget import Measured
 from pasta_otel.slo.evaluation import BurnRate
 from pasta_otel.slo.windows import BurnRateWindow, BurnRateWindows
 
@@ -55,17 +54,10 @@ class Outcome:
     detail: str
 
 
-def read_pair(  # noqa: PLR0913, PLR0917  # two windows and what they are compared with
-    row: BurnRateWindow,
-    long: EventCounts,
-    short: EventCounts,
-    objective: Decimal,
-    period_ns: int,
-    guards: BurnRateWindows,
-) -> Reading:
+def read_pair(row: BurnRateWindow, long: Measured, short: Measured, period_ns: int, guards: BurnRateWindows) -> Reading:
     """Compare one pair of windows with its factor."""
     factor = row.factor(period_ns)
-    over_long, over_short = exceeds(long, objective, factor), exceeds(short, objective, factor)
+    over_long, over_short = long.exceeds(factor), short.exceeds(factor)
     low = _low_traffic(long, guards) if over_long else ""
     exceeded, reason = _both(False if low else over_long, long, over_short, short)
     lacking = long if long.no_data else short
@@ -74,26 +66,28 @@ def read_pair(  # noqa: PLR0913, PLR0917  # two windows and what they are compar
         long_window_ns=row.long_ns,
         short_window_ns=row.short_ns,
         factor=float(factor),
-        long=burn_rate(long, objective),
-        short=burn_rate(short, objective),
+        long=long.rate,
+        short=short.rate,
         exceeded=exceeded,
-        events=0.0 if long.no_data else long.total,
-        bad_events=0.0 if long.no_data else long.bad,
+        events=long.events,
+        bad_events=long.bad,
         note=low or (lacking.detail or str(lacking.no_data) if reason else ""),
     )
     return Reading(row, rate, over_short, reason)
 
 
-def _low_traffic(long: EventCounts, guards: BurnRateWindows) -> str:
-    if long.total < guards.min_events:
-        return f"low traffic: {long.total:g} events, at least {guards.min_events} needed"
+def _low_traffic(long: Measured, guards: BurnRateWindows) -> str:
+    if not long.guarded:
+        return ""
+    if long.events < guards.min_events:
+        return f"low traffic: {long.events:g} events, at least {guards.min_events} needed"
     if long.bad < guards.min_bad_events:
-        return f"low traffic: {long.bad:g} bad of {long.total:g} events, at least {guards.min_bad_events} bad needed"
+        return f"low traffic: {long.bad:g} bad of {long.events:g} events, at least {guards.min_bad_events} bad needed"
     return ""
 
 
 def _both(
-    over_long: bool | None, long: EventCounts, over_short: bool | None, short: EventCounts
+    over_long: bool | None, long: Measured, over_short: bool | None, short: Measured
 ) -> tuple[bool | None, NoDataReason | None]:
     """Return whether both are over, and if that cannot be said, why.
 

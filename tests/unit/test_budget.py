@@ -14,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_otel.model import EventCounts
-from pasta_otel.slo.budget import burn_rate, checked, error_ratio, exceeds, exhausted_in_ns, remaining, total_of
+from pasta_otel.slo.budget import (
+    burn_rate,
+    checked,
+    error_ratio,
+    exceeds,
+    exhausted_in_ns,
+    measure,
+    remaining,
+    total_of,
+)
 
 CASES = Path(__file__).parents[1] / "fixtures" / "cases"
 OBJECTIVES = st.decimals(min_value=0, max_value=Decimal("0.99999"), places=5)
@@ -33,12 +42,12 @@ def test_idle_stretches_spend_nothing_and_poison_nothing():
     assert (hour.bad, hour.total) == (1, 300)
     assert error_ratio(hour) == pytest.approx(expected["error_ratio"])
     assert burn_rate(hour, objective) == pytest.approx(expected["burn"])
-    assert remaining(hour, objective) == pytest.approx(expected["remaining"])
+    assert remaining(measure(hour, objective)) == pytest.approx(expected["remaining"])
     idle = parts[5]
     assert burn_rate(idle, objective) is expected["idle_window_burn"]
     assert idle.no_data == "no_traffic"
     whole_hour_idle = total_of([idle] * 12)
-    assert remaining(whole_hour_idle, objective) == expected["idle_hour_remaining"]
+    assert remaining(measure(whole_hour_idle, objective)) == expected["idle_hour_remaining"]
     assert burn_rate(whole_hour_idle, objective) is None
 
 
@@ -94,5 +103,5 @@ def test_the_ratio_of_a_sum_is_not_changed_by_how_it_was_cut(parts):
 @given(COUNTS, OBJECTIVES)
 def test_remaining_and_burn_over_one_window_add_up_to_one(counts, objective):
     counts = checked(counts)
-    burn, left = burn_rate(counts, objective), remaining(counts, objective)
+    burn, left = burn_rate(counts, objective), remaining(measure(counts, objective))
     assert left == (1.0 if burn is None else pytest.approx(1 - burn))
