@@ -53,6 +53,9 @@ class FlagTransport(Protocol):
     def fetch(self, etag: str) -> FlagAnswer:
         """Return the flags, or that nothing changed; raises OSError or ValueError when there is no answer."""
 
+    def close(self) -> None:
+        """Let go of the connection."""
+
 
 class _Entry(NamedTuple):
     value: Any
@@ -151,7 +154,8 @@ class FlagClient:
             thread.join(timeout=5.0)
 
     def restart_after_fork(self) -> None:
-        """Start the child's own poller: threads do not survive a fork."""
+        """Start the child's own poller: threads do not survive a fork, and the connection is the parent's."""
+        self._transport.close()
         was_running, self._thread = self._thread is not None, None
         self._stop, self._first = threading.Event(), threading.Event()
         if was_running:
@@ -162,6 +166,7 @@ class FlagClient:
         while not stop.is_set():
             self.poll()
             stop.wait(self._poll_seconds * random.uniform(0.9, 1.1))  # noqa: S311 - spreads the polls of many workers
+        self._transport.close()
 
     def _take(self, answer: FlagAnswer) -> None:
         if answer.flags is not None:

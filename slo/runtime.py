@@ -30,6 +30,9 @@ class NoTransport:
         """Raise: there is nobody to ask."""
         raise ConnectionError(f"no controller URL, etag {etag!r}")
 
+    def close(self) -> None:
+        """Do nothing."""
+
 
 class Runtime:
     """Flags, handlers and breakers of one process, joined.

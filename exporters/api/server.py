@@ -123,13 +123,13 @@ class ApiServer:
             thread.join(timeout=10.0)
 
     def _bind(self) -> socket.socket:
+        listener = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
         try:
-            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            listener = socket.socket(family, socket.SOCK_STREAM)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((self.host, self.port))
             listener.listen(512)
         except OSError as error:
+            listener.close()
             raise MissingError(
                 f"cannot listen on {self.host}:{self.port}: {error.strerror}", how="choose another port or address"
             ) from error

@@ -46,6 +46,8 @@ class Controller:
             raise ConnectionRefusedError
         return FlagAnswer(None if etag == self.etag else self.flags, self.etag)
 
+    def close(self): ...
+
 
 @pytest.fixture
 def clock():
