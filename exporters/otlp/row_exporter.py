@@ -198,7 +198,7 @@ class RowExporter:
         deadline = time.monotonic() + timeout_s
         with state.changed:
             already, state.closed = state.closed, True
-            thread = state.thread
+            thread, lost_before = state.thread, state.lost
         if already:
             return True
         self._sender.limit(timeout_s * (1 - ABORT_SHARE))
@@ -208,13 +208,13 @@ class RowExporter:
             if thread.is_alive():
                 self._sender.abort()
                 thread.join(max(deadline - time.monotonic(), 0.0))
-        lost = self._abandon(state)
+        self._abandon(state)
         if thread is None or not thread.is_alive():
             self._sender.close()
-        return lost == 0
+        return state.lost == lost_before
 
     @staticmethod
-    def _abandon(state: _State) -> int:
+    def _abandon(state: _State) -> None:
         """Close the account: what still waits or is in flight is lost."""
         with state.changed:
             state.abandoned = True
@@ -228,7 +228,6 @@ class RowExporter:
             state.lost += left
             if left:
                 state.dropped["shutdown"] += left
-            return left
 
     # ---- the worker's side
 

@@ -69,6 +69,9 @@ def _unix(monotonic_ns: Sequence[int], offset: ClockOffset) -> NDArray[np.uint64
 def _sites(site: Sequence[SpanSite]) -> tuple[NDArray[np.int32], list[SpanSite]]:
     """Return codes and distinct sites by identity: capture interns them, and hashing one costs more than a row."""
     by_id = dict(zip(map(id, site), site, strict=True))
+    if not all(isinstance(value, SpanSite) for value in by_id.values()):
+        msg = "a row's site is not a SpanSite"
+        raise TypeError(msg)
     index = {key: code for code, key in enumerate(by_id)}
     codes = np.fromiter(map(index.__getitem__, map(id, site)), dtype=np.int32, count=len(site))
     return codes, list(by_id.values())

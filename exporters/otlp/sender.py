@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pasta_otel.exporters.otlp.config import OtlpConfig
+from pasta_otel.exporters.otlp.config import OtlpConfig, Signal
 from pasta_otel.exporters.otlp.transport import Reply, Transport, make_transport
 
 _logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class Sender:
 
     Args:
         config: The destination.
+        signal: ``traces`` or ``metrics``; chooses the gRPC method.
         transport: How to send; made from ``config`` if not given.
         monotonic: Clock for deadlines, seconds.
         rand: Uniform random number in [0, 1) for the jitter.
@@ -46,15 +47,17 @@ class Sender:
         self,
         config: OtlpConfig,
         *,
+        signal: Signal = "traces",
         transport: Transport | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         rand: Callable[[], float] = random.random,
     ) -> None:
         self.config = config
-        self._transport = transport or make_transport(config)
+        self._transport = transport or make_transport(config, signal)
         self._monotonic, self._rand = monotonic, rand
         self._changed = threading.Condition()
         self._limit_s = math.inf
+        self._aborted = False
         self._warned: dict[str, float] = {}
 
     def send(self, body: bytes, items: int) -> Outcome:
@@ -71,7 +74,7 @@ class Sender:
         reason = "shutdown"
         attempt = 0
         while (remaining := min(deadline, self._limit_s) - self._monotonic()) > 0:
-            reply = self._transport.post(body, remaining)
+            reply = self._transport.post(body, time.monotonic() + remaining)
             if reply.kind == "ok":
                 return self._accepted(reply, items)
             reason = reply.reason
@@ -80,6 +83,8 @@ class Sender:
             if not self._pause(self._backoff(attempt, reply), deadline):
                 break
             attempt += 1
+        if self._aborted:
+            reason = "shutdown"
         detail = f": {reply.message}" if reason != "shutdown" and reply.message else ""
         self._warn(reason, f"{items} items for {self.config.target} dropped, {reason}{detail}")
         return Outcome(0, items, reason)
@@ -92,6 +97,7 @@ class Sender:
 
     def abort(self) -> None:
         """End everything now, a request in flight included."""
+        self._aborted = True
         self.limit(0.0)
         self._transport.abort()
 

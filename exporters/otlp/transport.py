@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from pasta_otel import __version__
-from pasta_otel.exporters.otlp.config import OtlpConfig
+from pasta_otel.exporters.otlp.config import OtlpConfig, Signal
 
 RETRY_STATUS = frozenset({429, 502, 503, 504})  # OTLP specification, "Retryable Response Codes"
 ANSWER_LIMIT_BYTES = 65536
@@ -56,8 +56,8 @@ class Reply:
 class Transport(Protocol):
     """What the sender needs of a protocol."""
 
-    def post(self, body: bytes, timeout_s: float) -> Reply:
-        """Send one request and return the answer within about ``timeout_s``; never raises for network trouble."""
+    def post(self, body: bytes, deadline: float) -> Reply:
+        """Send one request and return the answer by ``deadline`` (monotonic, s); never raises for network trouble."""
 
     def abort(self) -> None:
         """End a request in flight, from another thread."""
@@ -86,13 +86,12 @@ class HttpTransport:
         self._headers = {"Content-Type": "application/x-protobuf", "User-Agent": USER_AGENT, **dict(config.headers)}
         if self._compress:
             self._headers["Content-Encoding"] = "gzip"
-        self._context = _tls_context(config) if self._tls else None
+        self._context = tls_context(config) if self._tls else None
         self._connection: http.client.HTTPConnection | None = None
 
-    def post(self, body: bytes, timeout_s: float) -> Reply:
+    def post(self, body: bytes, deadline: float) -> Reply:
         """Send one request; a kept connection that the server had closed is opened again once, at once."""
         data = gzipped(body) if self._compress else body
-        deadline = time.monotonic() + timeout_s
         kept = self._connection is not None
         try:
             return self._exchange(data, deadline)
@@ -102,19 +101,19 @@ class HttpTransport:
                 return Reply("retry", "connection", message=_words(error))
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            return _trouble(error)
+            return trouble(error)
         try:
             return self._exchange(data, deadline)
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            return _trouble(error)
+            return trouble(error)
 
     def _exchange(self, data: bytes, deadline: float) -> Reply:
         connection = self._connect(deadline)
         connection.request("POST", self._path, body=data, headers=self._headers)
-        _limit(connection.sock, deadline)
+        limit_socket(connection.sock, deadline)
         response = connection.getresponse()
-        _limit(connection.sock, deadline)
+        limit_socket(connection.sock, deadline)
         answer = response.read(ANSWER_LIMIT_BYTES)
         if not response.isclosed() or response.will_close:
             self.close()
@@ -123,7 +122,7 @@ class HttpTransport:
     def _connect(self, deadline: float) -> http.client.HTTPConnection:
         connection = self._connection
         if connection is None:
-            remaining = min(_remaining(deadline), CONNECT_TIMEOUT_S)
+            remaining = min(remaining_s(deadline), CONNECT_TIMEOUT_S)
             connection = (
                 http.client.HTTPSConnection(self._host, self._port, timeout=remaining, context=self._context)
                 if self._tls
@@ -131,7 +130,7 @@ class HttpTransport:
             )
             connection.connect()
             self._connection = connection
-        _limit(connection.sock, deadline)
+        limit_socket(connection.sock, deadline)
         return connection
 
     def abort(self) -> None:
@@ -152,39 +151,50 @@ class HttpTransport:
         self.close()
 
 
-def make_transport(config: OtlpConfig) -> Transport:
+def open_socket(host: str, port: int, context: ssl.SSLContext | None, deadline: float) -> socket.socket:
+    """Return a connected socket, with TLS if a context is given."""
+    sock = socket.create_connection((host, port), timeout=min(remaining_s(deadline), CONNECT_TIMEOUT_S))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return context.wrap_socket(sock, server_hostname=host) if context else sock
+
+
+def make_transport(config: OtlpConfig, signal: Signal = "traces") -> Transport:
     """Return the transport of the configured protocol."""
     if config.protocol == "grpc":
-        from pasta_otel.exporters.otlp.grpc_transport import GrpcTransport  # noqa: PLC0415  grpcio is an extra
+        from pasta_otel.exporters.otlp.grpc_transport import GrpcTransport  # noqa: PLC0415  it imports this module
 
-        return GrpcTransport(config)
+        return GrpcTransport(config, signal)
     return HttpTransport(config)
 
 
-def _tls_context(config: OtlpConfig) -> ssl.SSLContext:
+def tls_context(config: OtlpConfig) -> ssl.SSLContext:
+    """Return a verifying client context with the configured certificates."""
     context = ssl.create_default_context(cafile=config.certificate)
     if config.client_certificate:
         context.load_cert_chain(config.client_certificate, config.client_key)
     return context
 
 
-def _remaining(deadline: float) -> float:
+def remaining_s(deadline: float) -> float:
+    """Return the seconds left until a monotonic deadline; raises TimeoutError when none are."""
     remaining = deadline - time.monotonic()
     if remaining <= 0:
         raise TimeoutError("no time left")
     return remaining
 
 
-def _limit(sock: socket.socket | None, deadline: float) -> None:
+def limit_socket(sock: socket.socket | None, deadline: float) -> None:
+    """Let the socket's next operation wait no longer than the deadline."""
     if sock is not None:
-        sock.settimeout(_remaining(deadline))
+        sock.settimeout(remaining_s(deadline))
 
 
 def _words(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _trouble(error: Exception) -> Reply:
+def trouble(error: Exception) -> Reply:
+    """Return what a failed exchange means: transient, except for a certificate that does not verify."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Reply("refused", "tls", message=_words(error))
     reason = "timeout" if isinstance(error, TimeoutError) else "connection"

@@ -86,8 +86,8 @@ class Scripted:
     def __init__(self, replies):
         self.replies, self.posts = list(replies), []
 
-    def post(self, body, timeout_s):
-        self.posts.append(timeout_s)
+    def post(self, body, deadline):
+        self.posts.append(deadline)
         return self.replies.pop(0)
 
     def abort(self): ...
