@@ -1,13 +1,23 @@
 #include "live.h"
 
 #include <dlfcn.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define MAX_BUFFERS 1024u
 #define CUPTI_OK 0
 #define CUPTI_NO_FUNCTION 1000 /* ours: this CUPTI has no such function */
+#define EXTERNAL_KIND 5u       /* CUSTOM2; Kineto uses CUSTOM0 and CUSTOM1 */
+#define DRIVER_DOMAIN 1u
+#define RUNTIME_DOMAIN 2u
+#define API_EXIT 1
+#define MAX_DEPTH 128u
+/* Callback ids up to the newest header read (13.5). An id beyond a library's own range is refused without harm. */
+#define RUNTIME_CALLS 567u
+#define DRIVER_CALLS 877u
 
 typedef int (*fn_any)(void);
 typedef void (*buffer_requested)(uint8_t **, size_t *, size_t *);
@@ -39,6 +49,7 @@ static struct {
   int (*subscribe)(void **, void *, void *);
   int (*subscribe_v2)(void **, void *, void *, subscriber_params *);
   int (*unsubscribe)(void *);
+  int (*enable_callback)(uint32_t, void *, uint32_t, uint32_t);
   int (*struct_size)(uint32_t, uint32_t, size_t *);
   int (*graph_node_id)(void *, uint64_t *);
   int (*callback_name)(uint32_t, uint32_t, const char **);
@@ -79,6 +90,7 @@ static int bind_all(char *message, size_t size) {
   BIND(next_record, "cuptiActivityGetNextRecord");
   BIND(subscribe, "cuptiSubscribe");
   BIND(unsubscribe, "cuptiUnsubscribe");
+  BIND(enable_callback, "cuptiEnableCallback");
   BIND(enable_runtime, "cuptiActivityEnableRuntimeApi"); /* from 12.6 */
   BIND(enable_driver, "cuptiActivityEnableDriverApi");
   BIND(subscribe_v2, "cuptiSubscribe_v2");        /* from 13.0 */
@@ -236,11 +248,153 @@ int pasta_live_enable_call(int driver, uint32_t callback_id, int on) {
   return driver ? cupti.enable_driver(callback_id, (uint8_t)on) : cupti.enable_runtime(callback_id, (uint8_t)on);
 }
 
+int pasta_live_mute_calls(int driver) {
+  int (*enable)(uint32_t, uint8_t) = driver ? cupti.enable_driver : cupti.enable_runtime;
+  if (!enable) return CUPTI_NO_FUNCTION;
+  int code = cupti.enable(driver ? PASTA_DRIVER : PASTA_RUNTIME);
+  for (uint32_t id = 1; id < (driver ? DRIVER_CALLS : RUNTIME_CALLS) && code == CUPTI_OK; id++) enable(id, 0);
+  return code;
+}
+
 int pasta_live_flush(uint32_t flag) { return cupti.flush_all(flag); }
-int pasta_live_push(uint32_t kind, uint64_t id) { return cupti.push(kind, id); }
-int pasta_live_pop(uint32_t kind, uint64_t *last) { return cupti.pop(kind, last); }
 int pasta_live_timestamp(uint64_t *now) { return cupti.timestamp(now); }
-int pasta_live_finalize(void) { return cupti.finalize ? cupti.finalize() : CUPTI_NO_FUNCTION; }
+
+/* ---- regions ---- */
+
+static atomic_uint window_number;  /* odd while a window is open */
+static atomic_uint attach_number;  /* raised by each detach: CUPTI's own stacks are empty then */
+
+static __thread struct {
+  uint64_t ids[MAX_DEPTH];
+  uint32_t depth;  /* may exceed MAX_DEPTH: deeper regions are only counted */
+  uint32_t pushed; /* how many of them CUPTI has, as of `window` and `attached` */
+  unsigned window, attached;
+} regions;
+
+static void pop_pushed(uint32_t down_to) {
+  while (regions.pushed > down_to) {
+    cupti.pop(EXTERNAL_KIND, NULL);
+    regions.pushed--;
+  }
+}
+
+/* Bring CUPTI's stack of this thread up to ours. */
+static void push_missing(unsigned window) {
+  unsigned attached = atomic_load_explicit(&attach_number, memory_order_acquire);
+  if (regions.attached != attached) {
+    regions.attached = attached;
+    regions.pushed = 0;
+  } else if (regions.window != window) {
+    pop_pushed(0);
+  }
+  regions.window = window;
+  uint32_t most = regions.depth < MAX_DEPTH ? regions.depth : MAX_DEPTH;
+  while (regions.pushed < most) {
+    if (cupti.push(EXTERNAL_KIND, regions.ids[regions.pushed]) != CUPTI_OK) {
+      pthread_mutex_lock(&pool.lock);
+      pool.counts.push_errors++;
+      pthread_mutex_unlock(&pool.lock);
+      return;
+    }
+    regions.pushed++;
+  }
+}
+
+static unsigned open_window(void) {
+  unsigned window = atomic_load_explicit(&window_number, memory_order_acquire);
+  return window & 1u ? window : 0;
+}
+
+void pasta_live_enter(uint64_t id) {
+  if (regions.depth < MAX_DEPTH) regions.ids[regions.depth] = id;
+  regions.depth++;
+  unsigned window = open_window();
+  if (window) push_missing(window);
+}
+
+void pasta_live_leave(uint64_t id) {
+  uint32_t kept = regions.depth < MAX_DEPTH ? regions.depth : MAX_DEPTH, depth = regions.depth;
+  if (depth > MAX_DEPTH) {
+    depth--; /* deeper than we keep ids: taken to be the innermost */
+  } else {
+    while (kept && regions.ids[kept - 1] != id) kept--; /* regions above it ended unseen */
+    if (kept) depth = kept - 1;                         /* not found at all: it was never entered here */
+  }
+  regions.depth = depth;
+  unsigned window = open_window();
+  if (window && regions.window == window && regions.attached == atomic_load(&attach_number))
+    pop_pushed(depth < regions.pushed ? depth : regions.pushed);
+}
+
+void pasta_live_replace(uint64_t id) {
+  unsigned window = open_window();
+  if (window && regions.window == window && regions.attached == atomic_load(&attach_number)) pop_pushed(0);
+  regions.depth = 0;
+  pasta_live_enter(id);
+}
+
+uint32_t pasta_live_depth(void) { return regions.depth; }
+
+void pasta_live_window(int open) {
+  unsigned now = atomic_load(&window_number);
+  if ((int)(now & 1u) != (open != 0)) atomic_store_explicit(&window_number, now + 1, memory_order_release);
+}
+
+/* ---- detaching ---- */
+
+enum { DETACH_IDLE, DETACH_WANTED, DETACH_RUNNING, DETACH_DONE };
+static atomic_int detach_state;
+
+/* CUpti_CallbackData begins with the call site. */
+static void on_call(void *user, uint32_t domain, uint32_t id, const void *data) {
+  (void)user, (void)domain, (void)id;
+  int site, wanted = DETACH_WANTED;
+  memcpy(&site, data, sizeof site);
+  if (site != API_EXIT || !atomic_compare_exchange_strong(&detach_state, &wanted, DETACH_RUNNING)) return;
+  cupti.finalize();
+  atomic_store(&detach_state, DETACH_DONE);
+}
+
+static int watch_calls(void *handle) {
+  /* What a busy PyTorch process calls all the time: cudaGetDevice, launches, copies, graph launches. */
+  static const uint32_t runtime[] = {17, 211, 430, 311, 41, 317, 138}, driver[] = {307, 652, 514, 277, 279, 281};
+  int code = CUPTI_OK;
+  for (size_t i = 0; i < sizeof runtime / sizeof *runtime && code == CUPTI_OK; i++)
+    code = cupti.enable_callback(1, handle, RUNTIME_DOMAIN, runtime[i]);
+  for (size_t i = 0; i < sizeof driver / sizeof *driver && code == CUPTI_OK; i++)
+    code = cupti.enable_callback(1, handle, DRIVER_DOMAIN, driver[i]);
+  return code;
+}
+
+static void nap(void) {
+  struct timespec time = {0, 50000};
+  nanosleep(&time, NULL);
+}
+
+int pasta_live_detach(unsigned timeout_ms) {
+  void *handle = NULL, *callback;
+  void (*function)(void *, uint32_t, uint32_t, const void *) = on_call;
+  if (!cupti.finalize || !cupti.enable_callback) return CUPTI_NO_FUNCTION;
+  memcpy(&callback, &function, sizeof callback);
+  int code = cupti.subscribe(&handle, callback, NULL);
+  if (code != CUPTI_OK) return code;
+  atomic_store(&detach_state, DETACH_WANTED);
+  code = watch_calls(handle);
+  for (unsigned naps = 0; code == CUPTI_OK && naps < timeout_ms * 20 && atomic_load(&detach_state) != DETACH_DONE; naps++)
+    nap();
+  int wanted = DETACH_WANTED;
+  if (atomic_compare_exchange_strong(&detach_state, &wanted, DETACH_IDLE)) { /* nobody called: take it back */
+    cupti.unsubscribe(handle);
+    return code != CUPTI_OK ? code : 1;
+  }
+  while (atomic_load(&detach_state) != DETACH_DONE) nap();
+  atomic_store(&detach_state, DETACH_IDLE);
+  atomic_fetch_add_explicit(&attach_number, 1, memory_order_release);
+  pthread_mutex_lock(&pool.lock);
+  pool.counts.detached++;
+  pthread_mutex_unlock(&pool.lock);
+  return CUPTI_OK;
+}
 
 static void ignore_callback(void *user, uint32_t domain, uint32_t id, const void *data) {
   (void)user, (void)domain, (void)id, (void)data;

@@ -11,6 +11,8 @@ typedef struct {
   uint64_t foreign_buffers;  /* returned to us, but not ours */
   uint32_t buffers_out;      /* with CUPTI now */
   uint32_t buffers_allocated;
+  uint64_t detached;         /* times CUPTI was detached */
+  uint64_t push_errors;      /* CUPTI refused an external id */
   uint64_t walk_mismatches;  /* our record sizes disagreed with CUPTI's own walker */
 } pasta_live_counts;
 
@@ -24,10 +26,20 @@ int pasta_live_register(void);
 int pasta_live_enable(uint32_t kind, int on);
 int pasta_live_enable_call(int driver, uint32_t callback_id, int on);
 int pasta_live_flush(uint32_t flag);
-int pasta_live_push(uint32_t kind, uint64_t id);
-int pasta_live_pop(uint32_t kind, uint64_t *last);
+/* Regions of the calling thread, innermost last. They are kept here, and given to CUPTI only while a window is open:
+   a push outside a window would attach CUPTI to the process again. */
+void pasta_live_enter(uint64_t id);
+void pasta_live_leave(uint64_t id);
+/* Leave everything this thread is in, then enter. For threads whose regions end elsewhere (autograd). */
+void pasta_live_replace(uint64_t id);
+uint32_t pasta_live_depth(void);
+void pasta_live_window(int open);
+/* Detach CUPTI from the process, as a tool must: from inside the end of a CUDA call that the program makes. 0 = done,
+   1 = no CUDA call came within the time and CUPTI is still attached, else CUPTI's error (39: another subscriber). */
+int pasta_live_detach(unsigned timeout_ms);
+/* Record no API call but those that are enabled singly afterwards. */
+int pasta_live_mute_calls(int driver);
 int pasta_live_timestamp(uint64_t *now);
-int pasta_live_finalize(void);
 /* Try to subscribe and leave at once: 0 = nobody else, 39 = taken; `who` gets the other's name where CUPTI tells it. */
 int pasta_live_probe(char *who, size_t size);
 int pasta_live_struct_size(uint32_t kind, size_t *size);

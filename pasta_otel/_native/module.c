@@ -8,9 +8,6 @@
 #include "decode.h"
 #include "live.h"
 
-/* Kineto uses CUSTOM0 and CUSTOM1; ours is CUSTOM2, so that both can be told apart in one process. */
-#define OUR_EXTERNAL_KIND 5u
-
 typedef struct {
   PyObject_HEAD
   pasta_ring ring;
@@ -345,19 +342,52 @@ static PyObject *native_flush(PyObject *module, PyObject *args) {
   return checked(code);
 }
 
-/* Push and pop are on the request's path: no GIL release, no exception on failure but a count of it (their result). */
-static PyObject *native_push(PyObject *module, PyObject *arg) {
+/* Entering and leaving are on the request's path: no GIL release, and CUPTI's refusals are counted, not raised. */
+static PyObject *native_enter(PyObject *module, PyObject *arg) {
   (void)module;
   unsigned long long id = PyLong_AsUnsignedLongLong(arg);
-  if (PyErr_Occurred() || !loaded()) return NULL;
-  return PyLong_FromLong(pasta_live_push(OUR_EXTERNAL_KIND, id));
+  if (PyErr_Occurred()) return NULL;
+  pasta_live_enter(id);
+  Py_RETURN_NONE;
 }
 
-static PyObject *native_pop(PyObject *module, PyObject *unused) {
+static PyObject *native_leave(PyObject *module, PyObject *arg) {
+  (void)module;
+  unsigned long long id = PyLong_AsUnsignedLongLong(arg);
+  if (PyErr_Occurred()) return NULL;
+  pasta_live_leave(id);
+  Py_RETURN_NONE;
+}
+
+static PyObject *native_replace(PyObject *module, PyObject *arg) {
+  (void)module;
+  unsigned long long id = PyLong_AsUnsignedLongLong(arg);
+  if (PyErr_Occurred()) return NULL;
+  pasta_live_replace(id);
+  Py_RETURN_NONE;
+}
+
+static PyObject *native_depth(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
-  uint64_t last = 0;
-  if (!loaded()) return NULL;
-  return pasta_live_pop(OUR_EXTERNAL_KIND, &last) == 0 ? PyLong_FromUnsignedLongLong(last) : PyLong_FromLong(0);
+  return PyLong_FromUnsignedLong(pasta_live_depth());
+}
+
+static PyObject *native_window(PyObject *module, PyObject *arg) {
+  (void)module;
+  int open = PyObject_IsTrue(arg);
+  if (open < 0 || !loaded()) return NULL;
+  pasta_live_window(open);
+  Py_RETURN_NONE;
+}
+
+static PyObject *native_mute_calls(PyObject *module, PyObject *arg) {
+  (void)module;
+  int code, driver = PyObject_IsTrue(arg);
+  if (driver < 0 || !loaded()) return NULL;
+  Py_BEGIN_ALLOW_THREADS
+  code = pasta_live_mute_calls(driver);
+  Py_END_ALLOW_THREADS
+  return checked(code);
 }
 
 static PyObject *native_timestamp(PyObject *module, PyObject *unused) {
@@ -368,14 +398,15 @@ static PyObject *native_timestamp(PyObject *module, PyObject *unused) {
   return code == 0 ? PyLong_FromUnsignedLongLong(now) : checked(code);
 }
 
-static PyObject *native_finalize(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *native_detach(PyObject *module, PyObject *arg) {
+  (void)module;
+  unsigned long timeout = PyLong_AsUnsignedLong(arg);
   int code;
-  if (!loaded()) return NULL;
+  if (PyErr_Occurred() || !loaded()) return NULL;
   Py_BEGIN_ALLOW_THREADS
-  code = pasta_live_finalize();
+  code = pasta_live_detach((unsigned)timeout);
   Py_END_ALLOW_THREADS
-  return checked(code);
+  return PyLong_FromLong(code);
 }
 
 static PyObject *native_probe(PyObject *module, PyObject *unused) {
@@ -398,9 +429,10 @@ static PyObject *native_forget(PyObject *module, PyObject *unused) {
 static PyObject *native_counts(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
   pasta_live_counts c = pasta_live_stats();
-  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:I,s:I,s:K}", "dropped", c.dropped, "buffers_refused", c.buffers_refused,
+  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:I,s:I,s:K,s:K,s:K}", "dropped", c.dropped, "buffers_refused", c.buffers_refused,
                        "buffers_lost", c.buffers_lost, "foreign_buffers", c.foreign_buffers, "buffers_out", c.buffers_out,
-                       "buffers_allocated", c.buffers_allocated, "walk_mismatches", c.walk_mismatches);
+                       "buffers_allocated", c.buffers_allocated, "detached", c.detached, "push_errors", c.push_errors,
+                       "walk_mismatches", c.walk_mismatches);
 }
 
 static PyObject *native_record(PyObject *module, PyObject *arg) {
@@ -470,10 +502,14 @@ static PyMethodDef module_methods[] = {
     {"enable", native_enable, METH_VARARGS, "enable(kind, on)."},
     {"enable_call", native_enable_call, METH_VARARGS, "enable_call(driver, callback_id, on): one API call only."},
     {"flush", native_flush, METH_VARARGS, "flush(flag): 0 completed records, 1 forced."},
-    {"push", native_push, METH_O, "push(id) -> CUPTI result: external correlation id of this thread."},
-    {"pop", native_pop, METH_NOARGS, "pop() -> the id taken off, 0 when there was none."},
+    {"enter", native_enter, METH_O, "enter(id): what this thread launches from here on belongs to id."},
+    {"leave", native_leave, METH_O, "leave(id): end that region, and those inside it that ended unseen."},
+    {"replace", native_replace, METH_O, "replace(id): leave every region of this thread, then enter one."},
+    {"depth", native_depth, METH_NOARGS, "depth() -> regions this thread is in."},
+    {"window", native_window, METH_O, "window(open): give regions to CUPTI from now on, or no longer."},
+    {"mute_calls", native_mute_calls, METH_O, "mute_calls(driver): enable that API's kind with every call off."},
     {"timestamp", native_timestamp, METH_NOARGS, "CUPTI's clock, ns."},
-    {"finalize", native_finalize, METH_NOARGS, "Detach CUPTI from the process."},
+    {"detach", native_detach, METH_O, "detach(timeout_ms) -> 0 done, 1 no CUDA call came, else CUPTI's error."},
     {"probe", native_probe, METH_NOARGS, "probe() -> (code, who, text): 0 when nobody else subscribes."},
     {"forget_buffers", native_forget, METH_NOARGS, "Count buffers that another client holds as lost."},
     {"counts", native_counts, METH_NOARGS, "Return buffer and drop counts."},

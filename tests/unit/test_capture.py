@@ -40,12 +40,14 @@ def run_with(fake_cupti, body: str) -> str:
         """
     )
     script += textwrap.dedent(body)
-    done = subprocess.run([sys.executable, "-c", script, str(fake_cupti)], capture_output=True, text=True, timeout=100)
+    command = [sys.executable, "-c", script, str(fake_cupti)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-LOADED = "_cupti.load(sys.argv[1]); capture = Capture(buffer_bytes=65536, max_buffers=8)\n"
+LOADED = "_cupti.load(sys.argv[1]); capture = Capture(buffer_bytes=65536, max_buffers=8, detach=False)\n"
+DETACHING = "_cupti.load(sys.argv[1]); capture = Capture(buffer_bytes=65536, max_buffers=8)\n"
 
 
 def test_only_what_is_launched_inside_a_window_is_recorded(fake_cupti):
@@ -66,17 +68,20 @@ assert capture.names() == ["", "gemm"]
     )
 
 
-def test_every_kind_is_off_after_a_window_and_launch_calls_alone_can_be_chosen(fake_cupti):
+def test_a_window_enables_only_the_calls_that_put_work_on_the_device(fake_cupti):
     run_with(
         fake_cupti,
         LOADED
         + """
 assert capture.open()
-assert [fake.fake_enabled(kind) for kind in (10, 1, 2, 39, 5)] == [1, 1, 1, 1, 0]
-assert fake.fake_runtime_call(211) and not fake.fake_runtime_call(10)
+assert [fake.fake_enabled(kind) for kind in (10, 1, 2, 39)] == [1, 1, 1, 1]
+assert fake.fake_runtime_call(211) and not fake.fake_runtime_call(17)
+launch(4)
 capture.close()
-assert not any(fake.fake_enabled(kind) for kind in range(64))
-assert not any(fake.fake_runtime_call(number) for number in range(1024))
+assert not any(fake.fake_enabled(kind) for kind in (10, 1, 2, 39))
+assert not any(fake.fake_runtime_call(number) for number in range(567))
+rows = np.concatenate(capture.drain())
+assert (rows["kind"] == Kind.RUNTIME).sum() == 4
 """,
     )
 
@@ -107,20 +112,105 @@ assert stats["records"] == 10_500 * 6 and stats["dropped"] == 0 and stats["buffe
     assert buffers <= 2
 
 
-def test_external_ids_reach_the_rows(fake_cupti):
+def test_regions_reach_the_rows_also_those_entered_before_the_window(fake_cupti):
+    run_with(
+        fake_cupti,
+        LOADED
+        + """
+_cupti.enter(2**63 + 5)
+assert fake.fake_depth() == 0  # outside a window CUPTI is not touched
+capture.open(T3_WINDOW)
+(unseen,) = launch()  # nothing was entered on this thread since the window opened
+_cupti.enter(7); (inside,) = launch(); _cupti.leave(7)
+(outer,) = launch()
+_cupti.leave(2**63 + 5)
+(outside,) = launch()
+capture.close()
+rows = np.concatenate(capture.drain())
+external = rows[rows["kind"] == Kind.EXTERNAL_CORRELATION]
+assert external["value"].tolist() == [7, 2**63 + 5] and external["correlation"].tolist() == [inside, outer]
+assert external["detail"].tolist() == [5, 5]
+assert _cupti.depth() == 0 and fake.fake_depth() == 0
+""",
+    )
+
+
+def test_regions_that_ended_unseen_are_left_with_the_one_around_them(fake_cupti):
     run_with(
         fake_cupti,
         LOADED
         + """
 capture.open(T3_WINDOW)
-_cupti.push(2**63 + 5); (inside,) = launch(); assert _cupti.pop() == 2**63 + 5
-(outside,) = launch()
-capture.close()
+_cupti.enter(1); _cupti.enter(2); _cupti.enter(3)
+_cupti.leave(99)  # never entered here: nothing changes
+assert _cupti.depth() == 3 and fake.fake_depth() == 3
+_cupti.leave(1)
+assert _cupti.depth() == 0 and fake.fake_depth() == 0
+_cupti.enter(4); _cupti.replace(5)
+fake.fake_top.restype = ctypes.c_uint64
+assert (_cupti.depth(), fake.fake_depth(), fake.fake_top()) == (1, 1, 5)
+_cupti.leave(5)
+for number in range(200): _cupti.enter(number)
+assert _cupti.depth() == 200 and fake.fake_depth() == 128
+for number in reversed(range(200)): _cupti.leave(number)
+assert _cupti.depth() == 0 and fake.fake_depth() == 0
+""",
+    )
+
+
+def test_a_region_left_between_windows_is_taken_off_in_the_next(fake_cupti):
+    run_with(
+        fake_cupti,
+        LOADED
+        + """
+fake.fake_top.restype = ctypes.c_uint64
+capture.open(T3_WINDOW); _cupti.enter(1); capture.close()
+_cupti.leave(1); _cupti.enter(2)
+assert fake.fake_top() == 1  # a closed window's ids are not touched
+capture.open(T3_WINDOW); _cupti.enter(3)
+assert fake.fake_depth() == 2 and fake.fake_top() == 3
+""",
+    )
+
+
+def test_each_window_detaches_inside_a_cuda_call_of_the_program(fake_cupti):
+    run_with(
+        fake_cupti,
+        DETACHING
+        + """
+import threading
+stop = threading.Event()
+def program():
+    while not stop.is_set():
+        _cupti.enter(1); launch(); _cupti.leave(1); stop.wait(0.0002)
+thread = threading.Thread(target=program); thread.start()
+for _ in range(30):
+    assert capture.open() and capture.attached
+    stop.wait(0.003)
+    capture.close()
+    assert not capture.attached
+stop.set(); thread.join()
+stats = capture.stats()
+assert fake.fake_finalized() == 30 == stats["detached"] and stats["push_errors"] == 0
 rows = np.concatenate(capture.drain())
-external = rows[rows["kind"] == Kind.EXTERNAL_CORRELATION]
-assert external["value"].tolist() == [2**63 + 5] and external["correlation"].tolist() == [inside]
-assert external["detail"].tolist() == [5]
-assert _cupti.pop() == 0
+calls = (rows["kind"] == Kind.RUNTIME).sum()
+assert calls > 30 and (rows["kind"] == Kind.CONCURRENT_KERNEL).sum() >= calls - 30
+""",
+    )
+
+
+def test_without_a_cuda_call_it_stays_attached_and_tries_again_later(fake_cupti):
+    run_with(
+        fake_cupti,
+        DETACHING
+        + """
+import threading, time
+assert capture.open(); launch(); capture.close()
+assert capture.attached and fake.fake_finalized() == 0
+timer = threading.Timer(0.01, lambda: launch()); timer.start()
+assert capture.detach() and not capture.attached and fake.fake_finalized() == 1
+assert capture.open(); launch(2)
+assert sum(map(len, capture.drain())) == 2
 """,
     )
 
@@ -168,7 +258,8 @@ def test_an_idle_subscription_of_a_known_client_is_no_obstacle(fake_cupti):
 fake.fake_subscriber(b"")
 capture.hold("torch.profiler")
 capture.release("torch.profiler", idle_subscriber=True)
-assert capture.open()
+assert capture.open(); launch(); capture.close()
+assert fake.fake_finalized() == 0  # detaching would end the other's subscription
 """,
     )
 
@@ -199,7 +290,7 @@ def test_records_beyond_the_buffer_pool_are_counted_as_dropped(fake_cupti):
     run_with(
         fake_cupti,
         """
-_cupti.load(sys.argv[1]); capture = Capture(_cupti.Ring(block_rows=64, max_blocks=2), buffer_bytes=4096, max_buffers=1)
+_cupti.load(sys.argv[1]); capture = Capture(_cupti.Ring(64, 2), buffer_bytes=4096, max_buffers=1, detach=False)
 capture.open(T3_WINDOW); launch(1000); capture.close()
 stats = capture.stats()
 kept = sum(map(len, capture.drain()))
@@ -228,7 +319,7 @@ def test_a_walk_that_disagrees_with_cupti_is_found_and_nothing_is_decoded(fake_c
         fake_cupti,
         """
 fake.fake_version(130001, 224)
-_cupti.load(sys.argv[1]); capture = Capture(buffer_bytes=65536, max_buffers=8)
+_cupti.load(sys.argv[1]); capture = Capture(buffer_bytes=65536, max_buffers=8, detach=False)
 capture.open(T3_WINDOW); launch(5); capture.close()
 assert capture.stats()["walk_mismatches"] == 1 and capture.drain() == []
 """,
@@ -270,7 +361,7 @@ def test_packages_are_searched_where_pypi_puts_the_library(tmp_path):
 
 
 def test_without_a_library_the_error_says_how_to_get_one():
-    with pytest.raises(MissingError, match="no usable libcupti.*nvidia-cuda-cupti"):
+    with pytest.raises(MissingError, match=r"no usable libcupti.*nvidia-cuda-cupti"):
         library.load(["/nowhere/libcupti.so.13"])
 
 

@@ -1,4 +1,8 @@
-"""The running process's CUPTI activity: windows that open and close, and never against another CUPTI client."""
+"""The running process's CUPTI activity: windows that open and close, and never against another CUPTI client.
+
+CUPTI that is attached costs every launch even while nothing is recorded: on an H200 (CUDA 13.0) 0.7 us once GPU kernels
+were recorded and 1.8 us once API calls were, of 5.5 us for a launch (docs/overhead.md). So a window attaches and detaches.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from pasta_otel._native import _cupti
-from pasta_otel.gpu.cupti.rows import DRIVER_LAUNCHES, RUNTIME_COPIES, RUNTIME_LAUNCHES, Kind, Rows, views
+from pasta_otel.gpu.cupti.rows import (
+    DRIVER_COPIES,
+    DRIVER_LAUNCHES,
+    RUNTIME_COPIES,
+    RUNTIME_LAUNCHES,
+    Kind,
+    Rows,
+    views,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -19,6 +31,14 @@ MULTIPLE_SUBSCRIBERS = 39
 BUFFER_BYTES = 4 << 20
 """Half of Kineto's 8 MiB: a T2 window seldom fills one, and what is never touched costs no memory."""
 MAX_BUFFERS = 64
+
+SETTLE_MS = 100
+"""Longest wait at a window's end for work that the GPU still runs: what is not complete by then is lost, and counted."""
+DETACH_MS = 100
+"""Longest wait for a CUDA call of the program to detach in; without one nothing is being slowed down either."""
+
+_RUNTIME_WORK = (*RUNTIME_LAUNCHES, *RUNTIME_COPIES)
+_DRIVER_WORK = (*DRIVER_LAUNCHES, *DRIVER_COPIES)
 
 Calls = Literal["none", "launches", "all"]
 
@@ -30,12 +50,12 @@ class WindowKinds:
     Attributes:
         kinds: Activity kinds to enable.
         calls: API calls to record: none, only those that put work on the device, or all.
-        driver: Also launches that bypass the runtime API (Triton, CuPy).
+        driver: Also launches that bypass the runtime API: cuBLAS and cuDNN of CUDA 13, Triton, CuPy.
     """
 
     kinds: tuple[Kind, ...] = (Kind.CONCURRENT_KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.EXTERNAL_CORRELATION)
     calls: Calls = "launches"
-    driver: bool = False
+    driver: bool = True
 
 
 T2_WINDOW = WindowKinds()
@@ -60,6 +80,9 @@ class Native(Protocol):
     def register(self) -> None: ...  # noqa: D102
     def enable(self, kind: int, on: bool, /) -> None: ...  # noqa: D102
     def enable_call(self, driver: bool, callback_id: int, on: bool, /) -> None: ...  # noqa: D102
+    def mute_calls(self, driver: bool, /) -> None: ...  # noqa: D102
+    def window(self, open: bool, /) -> None: ...  # noqa: A002, D102
+    def detach(self, timeout_ms: int, /) -> int: ...  # noqa: D102
     def flush(self, flag: int, /) -> None: ...  # noqa: D102
     def probe(self) -> tuple[int, str, str]: ...  # noqa: D102
     def forget_buffers(self) -> None: ...  # noqa: D102
@@ -73,6 +96,7 @@ class Capture:
         ring: Where rows go; kept for the life of the process, because CUPTI's threads write to it.
         buffer_bytes: Size of an activity buffer.
         max_buffers: Most buffers that CUPTI may hold; beyond it drops, which is counted.
+        detach: Detach CUPTI from the process between windows.
         native: The extension, with a library loaded (``library.load``).
     """
 
@@ -82,18 +106,20 @@ class Capture:
         *,
         buffer_bytes: int = BUFFER_BYTES,
         max_buffers: int = MAX_BUFFERS,
+        detach: bool = True,
         native: Native | Any = _cupti,
     ) -> None:
         self.ring = ring or _cupti.Ring()
-        self._native = native
+        self._native, self._detach = native, detach
         self._lock = threading.RLock()
         self._open: WindowKinds | None = None
+        self._attached = False
+        self._muted: set[Kind] = set()  # API kinds that are enabled with every call off
         self._holders: list[str] = []
         self._foreign: str | None = None
-        self._displaced = True  # our callbacks are not registered, or another client has had its own since
         self._tolerated: str | None = None
         self._names: list[str] = []
-        self.windows = self.stood_back = self.switch_ns = 0
+        self.windows = self.stood_back = self.switch_ns = self.last_switch_ns = 0
         native.attach(self.ring, buffer_bytes, max_buffers)
 
     # -- other clients -------------------------------------------------------------------------------------------------
@@ -108,10 +134,10 @@ class Capture:
         """Stand back for a client that is about to use CUPTI: the open window is closed before this returns."""
         with self._lock:
             self._holders.append(who)
-            self._displaced = True
             if self._open is not None:
                 self._shut()
                 self.stood_back += 1
+            self._leave()
             _log.info("GPU capture stands back: %s uses CUPTI", who)
 
     def release(self, who: str, *, idle_subscriber: bool = False) -> None:
@@ -148,42 +174,62 @@ class Capture:
                 return False
             self._foreign = None
             began = time.perf_counter_ns()
-            if self._displaced:
+            if not self._attached:
                 self._native.forget_buffers()
                 self._native.register()
-                self._displaced = False
+                self._attached = True
             self._open = what
             try:
                 self._switch(what, on=True)
             except OSError:
                 self._shut()
                 raise
+            self._native.window(True)
             self.windows += 1
-            self.switch_ns += time.perf_counter_ns() - began
+            self.last_switch_ns = time.perf_counter_ns() - began
+            self.switch_ns += self.last_switch_ns
             return True
 
     def close(self) -> None:
-        """Stop recording and have CUPTI hand over what is complete; what still runs on the GPU comes with a later flush."""
+        """Stop recording, take what the GPU completes within ``SETTLE_MS``, and detach."""
         with self._lock:
-            if self._open is not None:
-                began = time.perf_counter_ns()
-                self._shut()
-                self.switch_ns += time.perf_counter_ns() - began
+            if self._open is None:
+                return
+            began = time.perf_counter_ns()
+            self._shut()
+            waited = self._settle()
+            detached = self._attached and self._try_detach()
+            # Waiting for the GPU and for a call to detach in costs the program nothing; a detachment does.
+            spent = time.perf_counter_ns() - began - waited
+            self.last_switch_ns += spent if detached or not self._detach else 0
+            self.switch_ns += spent
 
     @property
     def is_open(self) -> bool:
         """Whether a window is open."""
         return self._open is not None
 
+    @property
+    def attached(self) -> bool:
+        """Whether CUPTI is attached to the process on our behalf."""
+        return self._attached
+
+    def detach(self) -> bool:
+        """Try again to detach after a window whose end found no CUDA call to do it in; True when nothing is attached."""
+        with self._lock:
+            if self._open is None and self._attached:
+                self._try_detach()
+            return not self._attached
+
     def flush(self, *, force: bool = False) -> None:
         """Have CUPTI hand over completed records (force: also buffers with records that are not complete)."""
         with self._lock:
-            if not self._displaced:
+            if self._attached:
                 self._native.flush(1 if force else 0)
 
     def _note(self, found: str | None) -> None:
         self.stood_back += 1
-        self._displaced = True
+        self._attached = False
         if found is not None and found != self._foreign:
             _log.info("GPU capture stands back: %s holds CUPTI", found)
             self._foreign = found
@@ -192,20 +238,52 @@ class Capture:
         native = self._native
         for kind in what.kinds:
             native.enable(kind, on)
-        if what.calls == "all":
-            native.enable(Kind.RUNTIME, on)
-            if what.driver:
-                native.enable(Kind.DRIVER, on)
-        elif what.calls == "launches":
-            _each_call(native, driver=False, ids=(*RUNTIME_LAUNCHES, *RUNTIME_COPIES), on=on)
-            if what.driver:
-                _each_call(native, driver=True, ids=DRIVER_LAUNCHES, on=on)
+        apis = () if what.calls == "none" else (Kind.RUNTIME, Kind.DRIVER) if what.driver else (Kind.RUNTIME,)
+        for api in apis:
+            if what.calls == "all":
+                native.enable(api, on)
+                self._muted.discard(api)
+                continue
+            if api not in self._muted:
+                native.mute_calls(api is Kind.DRIVER)
+                self._muted.add(api)
+            ids = _DRIVER_WORK if api is Kind.DRIVER else _RUNTIME_WORK
+            _each_call(native, driver=api is Kind.DRIVER, ids=ids, on=on)
 
     def _shut(self) -> None:
         what, self._open = self._open, None
+        self._native.window(False)
         if what is not None:
             self._switch(what, on=False)
             self._native.flush(0)
+
+    def _settle(self) -> int:
+        began = time.perf_counter_ns()
+        while self._native.counts()["buffers_out"] and time.perf_counter_ns() - began < SETTLE_MS * 1_000_000:
+            time.sleep(0.002)
+            self._native.flush(0)
+        waited = time.perf_counter_ns() - began
+        if self._native.counts()["buffers_out"]:
+            self._native.flush(1)
+        return waited
+
+    def _try_detach(self) -> bool:
+        if not self._detach or self._tolerated:
+            return False
+        if self._native.detach(DETACH_MS) != 0:
+            return False
+        self._attached = False
+        self._muted.clear()
+        return True
+
+    def _leave(self) -> None:
+        """Detach for another client; where that cannot be done now, at least leave nothing enabled."""
+        if self._attached:
+            if not self._try_detach():
+                for api in self._muted:
+                    self._native.enable(api, False)
+            self._muted.clear()
+            self._attached = False
 
     # -- what came out -------------------------------------------------------------------------------------------------
 

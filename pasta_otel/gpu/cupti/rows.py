@@ -69,11 +69,12 @@ COPY_KINDS: Final = {
 }
 """``CUpti_ActivityMemcpyKind``."""
 
-# Calls that put work on the device, by callback id (cupti_runtime_cbid.h, cupti_driver_cbid.h): all that a T2 window needs
-# to join device work to spans. Kernel launches, graph launches, asynchronous and plain copies and sets.
+# Calls that put work on the device, by callback id (cupti_runtime_cbid.h, cupti_driver_cbid.h): kernel launches, graph
+# launches, copies and sets. They are all that a T2 window needs to join device work to spans.
 RUNTIME_LAUNCHES: Final = (211, 214, 269, 270, 311, 312, 430, 431, 505, 506)
-RUNTIME_COPIES: Final = (31, 41, 49, 51)
+RUNTIME_COPIES: Final = (31, 41, 44, 49, 51, 161, 225, 235)
 DRIVER_LAUNCHES: Final = (307, 442, 477, 478, 514, 515, 652, 653)
+DRIVER_COPIES: Final = (216, 220, 277, 279, 281, 291, 306, 319, 421, 422, 423)
 
 
 def views(blocks: list[_cupti.Block]) -> list[Rows]:
