@@ -79,9 +79,9 @@ class Retention:
 
     def _size(self, cursor: Any) -> int:
         if self._in_memory:
-            row = cursor.execute("select sum(memory_usage_bytes) from duckdb_memory()").fetchone()
+            row = cursor.execute("select sum(memory_usage_bytes) from duckdb_memory()").fetchall()[0]
             return int(row[0] or 0)
-        row = cursor.execute("select block_size * used_blocks from pragma_database_size()").fetchone()
+        row = cursor.execute("select block_size * used_blocks from pragma_database_size()").fetchall()[0]
         return int(row[0] or 0)
 
     def _shrink(self, cursor: Any) -> int:
@@ -91,7 +91,8 @@ class Retention:
         if size <= self._max_bytes:
             return 0
         share = min(1.0, (size - self._max_bytes) / size + _SLACK)
-        row = cursor.execute("select approx_quantile(end_unix_nano, ?) from spans", [share]).fetchone()
+        query = f"select approx_quantile(end_unix_nano, {share:.4f}) from spans where end_unix_nano > 0"  # noqa: S608
+        row = cursor.execute(query).fetchall()[0]
         if row is None or row[0] is None:
             return 0
         deleted = self._delete(cursor, int(row[0]) + 1, "size")

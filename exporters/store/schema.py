@@ -82,8 +82,8 @@ def _prepare(connection: Any, path: str) -> None:
         return
     if "meta" not in tables:
         raise InputError("is a DuckDB file, but not a span store", file=path, kind="store")
-    row = connection.execute("select value from meta where key = 'schema_version'").fetchone()
-    version = int(row[0]) if row and str(row[0]).isdecimal() else -1
+    rows = connection.execute("select value from meta where key = 'schema_version'").fetchall()
+    version = int(rows[0][0]) if rows and str(rows[0][0]).isdecimal() else -1
     while version in MIGRATIONS:
         statements, version = MIGRATIONS[version], version + 1
         with_transaction(connection, lambda target, text=statements, to=version: _migrate(target, text, to))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from pasta_otel import semconv
@@ -20,7 +21,7 @@ from pasta_otel.exporters.store.dimensions import Dimensions
 from pasta_otel.exporters.store.questions import Questions
 from pasta_otel.exporters.store.retention import Retention
 from pasta_otel.exporters.store.schema import MEMORY, connect
-from pasta_otel.exporters.store.traces import Closing, OpenTraces
+from pasta_otel.exporters.store.traces import HELD_COLUMNS, Closing, OpenTraces
 from pasta_otel.exporters.store.writer import Writer
 from pasta_otel.model import (
     CountRequest,
@@ -35,6 +36,7 @@ from pasta_otel.model import (
 
 SAMPLE_LIMIT = 2000
 _RECENT_PROCESS_NS = 60_000_000_000
+_RESTORED_NS = 60_000_000_000  # before the newest span: traces older than that had closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class DuckDBSpanStore:
         self._traces = OpenTraces(self._dimensions, config.closing)
         self._questions = Questions(self._cursor, self._dimensions)
         self._seen = _Processes(socket.gethostname())
-        self._since_lock = threading.Lock()
+        self._restore()
         self._since = self._first_event(clock.unix_nano())
         self._writer = Writer(
             connection.cursor(),
@@ -246,8 +248,24 @@ class DuckDBSpanStore:
         return self._connection.cursor()
 
     def _first_event(self, now_unix_nano: int) -> int:
-        row = self._connection.execute("select min(end_unix_nano) from spans where end_unix_nano > 0").fetchone()
-        return min(now_unix_nano, row[0]) if row and row[0] else now_unix_nano
+        # fetchall, here as elsewhere: a result that is not read to its end keeps a transaction open, and an old
+        # transaction keeps deleted rows from being freed
+        query = "select min(end_unix_nano) from spans where end_unix_nano > 0"
+        earliest = self._connection.execute(query).fetchall()[0][0]
+        return now_unix_nano if earliest is None else min(now_unix_nano, int(earliest))
+
+    def _restore(self) -> None:
+        """Take up the traces whose times were not written when the last process died."""
+        names = ", ".join(f"s.{name}" for name in HELD_COLUMNS)
+        query = f"""
+            with recent as (select max(end_unix_nano) - {_RESTORED_NS} as since from spans)
+            select {names} from spans s where s.end_unix_nano >= (select since from recent) and not exists (
+              select 1 from span_times t where t.trace_hi = s.trace_hi and t.trace_lo = s.trace_lo
+                and t.end_unix_nano >= (select since from recent))"""  # noqa: S608 - our own names
+        columns = self._connection.execute(query).fetchnumpy()
+        if len(columns["span_id"]):
+            columns = {name: np.ma.getdata(column) for name, column in columns.items()}
+            self._traces.add(columns, self._clock.monotonic_ns())
 
     def _export(self, meter: Meter) -> None:
         def size(_: CallbackOptions) -> Iterable[Observation]:

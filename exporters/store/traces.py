@@ -23,6 +23,11 @@ _NOT_A_MODULE = -1
 _ERROR = 2  # OTLP StatusCode
 _LEARNED_LIMIT = 10_000
 UNKNOWN_CALLEE = "unknown"
+HELD_COLUMNS = (
+    "trace_hi", "trace_lo", "span_id", "parent_span_id", "op_id", "raw_start_unix_nano", "end_unix_nano", "duration_ns",
+    "status", "flags", "attributes",
+)  # fmt: skip
+"""What ``OpenTraces.add`` reads of the columns of ``spans``."""
 
 
 @dataclass(frozen=True, slots=True)
