@@ -59,8 +59,8 @@ class Questions:
         """Compare a window with the baseline that ends where it begins.
 
         Args:
-            document: ``slo``, or ``service`` with or without ``operation``; ``window_seconds``, ``baseline_seconds`` and
-                ``ago_seconds`` (how long ago the window ended) may be given.
+            document: ``slo``, or ``service`` with or without ``operation``; ``window_seconds``, ``baseline_seconds``,
+                ``ago_seconds`` (how long ago the window ended).
 
         Raises:
             InputError: Naming the field.

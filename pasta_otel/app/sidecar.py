@@ -1,4 +1,4 @@
-"""The sidecar: receiver, store, forwarder, SLO controller, response and API in one process, started and stopped in order."""
+"""The sidecar: receiver, store, forwarder, SLO controller, response and API in one process."""
 
 from __future__ import annotations
 
