@@ -430,7 +430,7 @@ def test_the_oldest_spans_are_deleted_when_the_file_grows_over_its_bound(tmp_pat
                 f"op-{number}", trace=number + 1, identifier=i + 1, end=T0 + number * SECOND + i,
                 attributes={"text": os.urandom(60).hex()},
             )
-            for i in range(2000)
+            for i in range(6000)
         ]  # fmt: skip
         bench.send(*spans)
     bench.settle()

@@ -63,9 +63,13 @@ def settled(ledger: Ledger):
 
 @pytest.mark.case("O08")
 def test_partial_success_is_counted_and_never_sent_again():
-    for entry, delivered in zip(case("O08", "responses.json")[:4], case("O08", "expected.json")["delivered"], strict=True):
+    for entry, delivered in zip(
+        case("O08", "responses.json")[:4], case("O08", "expected.json")["delivered"], strict=True
+    ):
         partial = entry["body"].get("partialSuccess", {})
-        script = Script(Reply("ok", rejected=int(partial.get("rejectedSpans", 0)), message=partial.get("errorMessage", "")))
+        script = Script(
+            Reply("ok", rejected=int(partial.get("rejectedSpans", 0)), message=partial.get("errorMessage", ""))
+        )
         with forwarding(script) as (forwarder, intake, ledger):
             intake.traces(ten())
             forwarder.start()
