@@ -1,0 +1,344 @@
+"""SLIs from a Prometheus-compatible server (Prometheus, Thanos, Mimir, VictoriaMetrics) over its HTTP API.
+
+Good and total of one SLI are asked in one request at one time, many SLIs to a request. Whatever a server does wrong
+becomes ``no_data`` with a reason, never a verdict.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+
+from pasta_otel.errors import InputError
+from pasta_otel.model import CountRequest, EventCounts, NoDataReason
+from pasta_otel.slo.sources.promql import NUMBER_LABEL, Expression, events_factor, expressions, join
+from pasta_otel.slo.spec.model import PrometheusSLI
+
+NS_PER_SECOND = 1_000_000_000
+PARALLEL = 4
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusConfig:
+    """How to reach a server.
+
+    Attributes:
+        url: Base URL, without ``/api/v1``.
+        headers: Further headers, e.g. ``X-Scope-OrgID``; values never appear in messages.
+        bearer_token: Sent as ``Authorization: Bearer``.
+        basic_auth: User and password.
+        ca_file: CA certificates for TLS, None = the system's.
+        cert: Client certificate and key files.
+        timeout_seconds: For one request.
+        deadline_seconds: For one tick: what has not been asked by then has no data.
+        batch_characters: A request's query is at most about this long.
+        batch_expressions: A request holds at most so many expressions.
+        clock_tolerance_seconds: How far the server's clock may be off.
+    """
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    bearer_token: str | None = field(default=None, repr=False)
+    basic_auth: tuple[str, str] | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    cert: tuple[str, str] | None = None
+    timeout_seconds: float = 10.0
+    deadline_seconds: float = 30.0
+    batch_characters: int = 60_000
+    batch_expressions: int = 120
+    clock_tolerance_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Check the URL."""
+        if not self.url.startswith(("http://", "https://")):
+            raise InputError("expected a URL with http:// or https://", field="prometheus.url")
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """What a server said about one expression: a number, nothing (absent), or a reason why it says nothing."""
+
+    number: float | None = None
+    wrong: NoDataReason | None = None
+    detail: str = ""
+    degraded: bool = False
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One expression of one request at one time."""
+
+    request: int
+    expression: Expression
+    time_ns: int
+    value: _Value = field(default_factory=lambda: _Value(wrong="absent", detail="no time left in this tick"))
+
+
+class PrometheusSource:
+    """Answer the controller's requests from a server.
+
+    Args:
+        config: Where and how.
+        transport: For tests; None = the network.
+    """
+
+    def __init__(self, config: PrometheusConfig, transport: httpx.BaseTransport | None = None) -> None:
+        self._config = config
+        headers = {"Accept": "application/json", **config.headers}
+        if config.bearer_token:
+            headers["Authorization"] = f"Bearer {config.bearer_token}"
+        self._client = httpx.Client(
+            base_url=config.url.rstrip("/"),
+            headers=headers,
+            auth=config.basic_auth,
+            verify=_tls(config),
+            timeout=config.timeout_seconds,
+            transport=transport,
+        )
+        self._refused: dict[str, str] = {}
+        self._warned: set[str] = set()
+        self.requests_sent = 0
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def counts(self, requests: Sequence[CountRequest], now_unix_nano: int) -> Sequence[EventCounts]:
+        """Return one EventCounts a request, in order; never raises for a server that is down, slow, wrong or lying."""
+        deadline = time.monotonic() + self._config.deadline_seconds
+        asked = [
+            _Asked(number, expression, request.window.end_unix_nano)
+            for number, request in enumerate(requests)
+            if isinstance(request.sli, PrometheusSLI)
+            for expression in expressions(request.sli, request.window.end_unix_nano - request.window.start_unix_nano)
+        ]
+        batches = list(self._batches(asked))
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            list(pool.map(lambda batch: self._ask(batch, now_unix_nano, deadline), batches))
+        by_request: dict[int, list[_Asked]] = {}
+        for item in asked:
+            by_request.setdefault(item.request, []).append(item)
+        return [_counts(request, by_request.get(number, [])) for number, request in enumerate(requests)]
+
+    def _batches(self, asked: Sequence[_Asked]) -> list[list[_Asked]]:
+        """Return groups of one time each, bounded in size; the parts of one request stay together."""
+        batches: list[list[_Asked]] = []
+        open_batch: dict[int, tuple[list[_Asked], int]] = {}
+        for start, group in _groups(asked):
+            batch, size = open_batch.get(start, ([], 0))
+            length = sum(len(item.expression.text) + 60 for item in group)
+            full = (
+                len(batch) + len(group) > self._config.batch_expressions
+                or size + length > self._config.batch_characters
+            )
+            if not batch or full:
+                batch, size = [], 0
+                batches.append(batch)
+            batch += group
+            open_batch[start] = (batch, size + length)
+        return batches
+
+    def _ask(self, batch: list[_Asked], now_unix_nano: int, deadline: float) -> None:
+        """Fill the values of a batch; one that the server refuses is halved until the culprit stands alone."""
+        known = [item for item in batch if item.expression.text in self._refused]
+        for item in known:
+            item.value = _Value(wrong="invalid", detail=self._refused[item.expression.text])
+        batch = [item for item in batch if item.expression.text not in self._refused]
+        if not batch or time.monotonic() > deadline:
+            return
+        try:
+            values = self._query([item.expression.text for item in batch], batch[0].time_ns, now_unix_nano)
+        except _RefusedError as refused:
+            if len(batch) == 1:
+                self._refuse(batch[0], refused)
+                return
+            middle = len(batch) // 2
+            self._ask(batch[:middle], now_unix_nano, deadline)
+            self._ask(batch[middle:], now_unix_nano, deadline)
+            return
+        for item, value in zip(batch, values, strict=True):
+            item.value = value
+
+    def _refuse(self, item: _Asked, refused: _RefusedError) -> None:
+        """Remember a query that the server cannot read, so that it does not spoil its batch at every tick."""
+        if refused.for_good and len(self._refused) < 10_000:
+            self._refused[item.expression.text] = str(refused)
+        item.value = _Value(wrong="invalid", detail=str(refused))
+
+    def _query(self, texts: Sequence[str], time_ns: int, now_unix_nano: int) -> list[_Value]:
+        self.requests_sent += 1
+        form = {"query": join(texts), "time": f"{time_ns / NS_PER_SECOND:.3f}"}
+        try:
+            answer = self._client.post("/api/v1/query", data=form)
+        except httpx.HTTPError as error:
+            return [_Value(wrong="absent", detail=f"{type(error).__name__}: {error}")] * len(texts)
+        clock = self._clock_problem(answer, now_unix_nano)
+        if clock is not None:
+            return [clock] * len(texts)
+        document = _document(answer)
+        if document.get("status") != "success":
+            return _failed(document, answer, len(texts))
+        warnings = [str(warning) for warning in document.get("warnings") or ()]
+        for warning in set(warnings) - self._warned:
+            self._warned.add(warning)
+            log.warning("prometheus: %s", warning)
+        return _values(document.get("data"), len(texts), time_ns, degraded=bool(warnings))
+
+    def _clock_problem(self, answer: httpx.Response, now_unix_nano: int) -> _Value | None:
+        """A server whose clock is wrong has its samples at wrong times: its windows are not ours."""
+        try:
+            said = parsedate_to_datetime(answer.headers["Date"]).replace(tzinfo=UTC).timestamp()
+        except (KeyError, ValueError, TypeError):
+            return None
+        ahead = said - now_unix_nano / NS_PER_SECOND
+        if abs(ahead) <= self._config.clock_tolerance_seconds:
+            return None
+        where = "ahead of" if ahead > 0 else "behind"
+        return _Value(
+            wrong="future" if ahead > 0 else "stale", detail=f"the server's clock is {abs(ahead):.0f} s {where} ours"
+        )
+
+
+class _RefusedError(Exception):
+    """The server says that the query itself is wrong: for good (it cannot be read), or this time (too much work)."""
+
+    def __init__(self, message: str, *, for_good: bool) -> None:
+        self.for_good = for_good
+        super().__init__(message)
+
+
+def _tls(config: PrometheusConfig) -> ssl.SSLContext | bool:
+    if config.ca_file is None and config.cert is None:
+        return True
+    try:
+        context = ssl.create_default_context(cafile=config.ca_file)
+        if config.cert is not None:
+            context.load_cert_chain(*config.cert)
+    except OSError as error:
+        raise InputError(f"cannot load TLS files: {error}", field="prometheus.tls") from error
+    return context
+
+
+def _groups(asked: Sequence[_Asked]) -> list[tuple[int, list[_Asked]]]:
+    """Return the expressions of each request with their time."""
+    groups: list[tuple[int, list[_Asked]]] = []
+    last = -1
+    for item in asked:
+        if item.request != last:
+            groups.append((item.time_ns, []))
+            last = item.request
+        groups[-1][1].append(item)
+    return groups
+
+
+def _document(answer: httpx.Response) -> Mapping[str, Any]:
+    try:
+        document = answer.json()
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _failed(document: Mapping[str, Any], answer: httpx.Response, n: int) -> list[_Value]:
+    message = str(document.get("error") or "no Prometheus answer")[:300]
+    if answer.status_code in {400, 422} and document.get("errorType") in {"bad_data", "execution"}:
+        raise _RefusedError(message, for_good=document.get("errorType") == "bad_data")
+    return [_Value(wrong="absent", detail=f"HTTP {answer.status_code}: {message}")] * n
+
+
+def _values(data: Any, n: int, time_ns: int, *, degraded: bool) -> list[_Value]:
+    """Return one value an expression: exactly one series, at the time asked for."""
+    kind = data.get("resultType") if isinstance(data, dict) else None
+    series = data.get("result") if isinstance(data, dict) else None
+    if kind != "vector" or not isinstance(series, list):
+        return [_Value(wrong="invalid", detail=f"the query returns a {kind}, not a vector")] * n
+    found: list[list[Any]] = [[] for _ in range(n)]
+    for entry in series:
+        number = 0 if n == 1 else _number(entry, n)
+        if number is not None:
+            found[number].append(entry)
+    return [_one(entries, time_ns, degraded=degraded) for entries in found]
+
+
+def _number(entry: Any, n: int) -> int | None:
+    try:
+        number = int(entry["metric"][NUMBER_LABEL])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return number if 0 <= number < n else None
+
+
+def _one(entries: list[Any], time_ns: int, *, degraded: bool) -> _Value:
+    if not entries:
+        return _Value(degraded=degraded)
+    if len(entries) > 1:
+        labels = sorted({str(key) for entry in entries for key in entry.get("metric", {})} - {NUMBER_LABEL})
+        detail = f"{len(entries)} series instead of one, told apart by {', '.join(labels)}: aggregate"
+        return _Value(wrong="invalid", detail=detail)
+    try:
+        at, number = (float(text) for text in entries[0]["value"])
+    except (KeyError, TypeError, ValueError):
+        return _Value(wrong="invalid", detail="not a sample of a number")
+    return _checked(at, number, time_ns, degraded=degraded)
+
+
+def _checked(at: float, number: float, time_ns: int, *, degraded: bool) -> _Value:
+    off = at - time_ns / NS_PER_SECOND
+    if abs(off) > 1.0 and time_ns:
+        return _Value(
+            wrong="future" if off > 0 else "stale", detail=f"a sample {abs(off):.0f} s from the time asked for"
+        )
+    if math.isnan(number):
+        return _Value(wrong="nan", detail="the server answered NaN")
+    if math.isinf(number):
+        return _Value(wrong="invalid", detail="the server answered Inf")
+    return _Value(number, degraded=degraded)
+
+
+def _counts(request: CountRequest, asked: Sequence[_Asked]) -> EventCounts:
+    """Return the counts that the parts of one request make up."""
+    if not asked:
+        return EventCounts(0.0, 0.0, no_data="absent", detail="not a Prometheus indicator")
+    values = {item.expression.part: item.value for item in asked}
+    degraded = any(value.degraded for value in values.values())
+    for value in values.values():
+        if value.wrong is not None:
+            return EventCounts(0.0, 0.0, no_data=value.wrong, detail=value.detail, degraded=degraded)
+    window_ns = request.window.end_unix_nano - request.window.start_unix_nano
+    if "raw" in values:
+        return _raw(request.sli, values["raw"], degraded=degraded)
+    return _ratio(values, lambda part: _events(asked, part, window_ns), degraded=degraded)
+
+
+def _events(asked: Sequence[_Asked], part: str, window_ns: int) -> float:
+    item = next(item for item in asked if item.expression.part == part)
+    return events_factor(item.expression.text, window_ns)
+
+
+def _raw(sli: PrometheusSLI, value: _Value, *, degraded: bool) -> EventCounts:
+    if value.number is None:
+        return EventCounts(0.0, 0.0, no_data="absent", detail="the query returned nothing", degraded=degraded)
+    good = 1.0 - value.number if sli.raw_failure else value.number
+    return EventCounts(good, 1.0, degraded=degraded, ratio_only=True)
+
+
+def _ratio(values: Mapping[Any, _Value], factor: Callable[[str], float], *, degraded: bool) -> EventCounts:
+    """A part that does not exist yet is 0 while the total exists: a service that never failed has no error series."""
+    total = values["total"].number
+    if total is None:
+        return EventCounts(0.0, 0.0, no_data="absent", detail="no series for the total", degraded=degraded)
+    events = total * factor("total")
+    if "bad" in values:
+        return EventCounts(events - (values["bad"].number or 0.0) * factor("bad"), events, degraded=degraded)
+    return EventCounts((values["good"].number or 0.0) * factor("good"), events, degraded=degraded)

@@ -1,0 +1,37 @@
+"""Several sources as one: every request goes to the source that knows its kind of indicator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pasta_otel.model import CountRequest, EventCounts
+from pasta_otel.slo.ports import SLISource
+
+
+class RoutedSource:
+    """Answer from several sources.
+
+    Args:
+        sources: Source by type of indicator, e.g. ``{SpanSLI: ..., PrometheusSLI: ...}``.
+    """
+
+    def __init__(self, sources: Mapping[type, SLISource]) -> None:
+        self._sources = dict(sources)
+
+    def counts(self, requests: Sequence[CountRequest], now_unix_nano: int) -> Sequence[EventCounts]:
+        """Return one EventCounts a request, in order; one call a source, and a source that fails fails alone."""
+        answers = [
+            EventCounts(0.0, 0.0, no_data="absent", detail=f"no source for {type(request.sli).__name__}")
+            for request in requests
+        ]
+        for kind, source in self._sources.items():
+            mine = [number for number, request in enumerate(requests) if isinstance(request.sli, kind)]
+            if not mine:
+                continue
+            try:
+                found = list(source.counts([requests[number] for number in mine], now_unix_nano))
+            except Exception as error:  # noqa: BLE001  # one source's failure is no data for its own SLOs only
+                found = [EventCounts(0.0, 0.0, no_data="absent", detail=f"{type(error).__name__}: {error}")] * len(mine)
+            for number, counts in zip(mine, found, strict=False):
+                answers[number] = counts
+        return answers

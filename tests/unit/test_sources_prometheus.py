@@ -1,0 +1,257 @@
+"""The Prometheus source against every wrong answer a server can give, and P01's definition of an increase."""
+
+from __future__ import annotations
+
+import csv
+import json
+from decimal import Decimal
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import httpx
+import pytest
+
+from pasta_otel.errors import InputError
+from pasta_otel.model import CountRequest, SpanSLI, TimeWindow
+from pasta_otel.slo.budget import burn_rate, checked, error_ratio
+from pasta_otel.slo.sources.prometheus import PrometheusConfig, PrometheusSource
+from pasta_otel.slo.sources.promql import expressions
+from pasta_otel.slo.sources.router import RoutedSource
+from pasta_otel.slo.spec.model import PrometheusSLI
+from pasta_otel.testing.promql import increase
+from pasta_otel.testing.slo import EventListSource
+
+CASES = Path(__file__).parents[1] / "fixtures" / "cases"
+SECOND = 1_000_000_000
+AT = 1_700_000_000
+NOW = AT * SECOND
+HOUR = TimeWindow(NOW - 3600 * SECOND, NOW)
+RAW = PrometheusSLI(raw="slo:ratio{{.window}}", raw_failure=True)
+BAD = PrometheusSLI(total="sum(increase(req_total[{{.window}}]))", bad='sum(increase(req_total{c="5"}[{{ .window }}]))')
+GOOD = PrometheusSLI(total=BAD.total, good='sum(increase(req_total{c="2"}[{{.window}}]))')
+
+
+def source(handler, **config) -> PrometheusSource:
+    return PrometheusSource(PrometheusConfig("http://prometheus.test", **config), httpx.MockTransport(handler))
+
+
+def ask(handler, sli=RAW, **config):
+    (counts,) = source(handler, **config).counts([CountRequest(sli, HOUR)], NOW)
+    return checked(counts)
+
+
+def vector(*series: tuple[dict[str, str], str], **more) -> httpx.Response:
+    result = [{"metric": metric, "value": [float(AT), value]} for metric, value in series]
+    return httpx.Response(200, json={"status": "success", "data": {"resultType": "vector", "result": result}, **more})
+
+
+@pytest.mark.case("P07")
+def test_nan_inf_nothing_and_a_warning_become_what_the_case_says(caplog):
+    folder = CASES / "P07"
+    expected = json.loads((folder / "expected.json").read_text())
+    objective = Decimal(1) - Decimal(str(expected["budget"]))
+    found = {
+        name: ask(lambda _, name=name: httpx.Response(200, text=(folder / f"{name}.json").read_text()))
+        for name in ("nan", "inf", "empty", "ok", "warning")
+    }
+    assert found["nan"].no_data == "nan"
+    assert found["inf"].no_data == expected["inf"]
+    assert found["empty"].no_data == "absent"
+    for name in ("ok", "warning"):
+        assert burn_rate(found[name], objective) == pytest.approx(20.0)
+        assert burn_rate(found[name], objective) > 14.4
+    assert found["warning"].degraded
+    assert not found["ok"].degraded
+    assert "partial response: store timed out" in caplog.text
+    for counts in found.values():
+        json.dumps([counts.good, counts.total, burn_rate(counts, objective), counts.no_data], allow_nan=False)
+
+
+@pytest.mark.case("S09")
+@pytest.mark.parametrize("name", ["bad_absent", "good_absent", "total_absent", "all_bad"])
+def test_a_series_that_does_not_exist_yet_counts_as_zero_while_the_total_exists(name):
+    case = json.loads((CASES / "S09" / f"{name}.json").read_text())
+    expected = json.loads((CASES / "S09" / "expected.json").read_text())[name]
+    sli = GOOD if "good" in case else BAD
+    parts = ["total", "good" if "good" in case else "bad"]
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        query = parse_qs(request.content.decode())["query"][0]
+        assert query.count("label_replace") == 2
+        return vector(*(({"pasta_query": str(i)}, v) for i, part in enumerate(parts) for _, v in case[part]))
+
+    counts = ask(handler, sli)
+    if expected == "no_data":
+        assert counts.no_data == "absent"
+    else:
+        assert 1 - error_ratio(counts) == expected
+        assert counts.total == 500
+
+
+@pytest.mark.case("P01")
+def test_a_counter_reset_counts_the_value_after_it_whole():
+    expected = json.loads((CASES / "P01" / "expected.json").read_text())
+    with (CASES / "P01" / "samples.csv").open() as file:
+        samples = [(int(row["t_seconds"]) * 1000, float(row["value"])) for row in csv.DictReader(file)]
+    found = increase(samples, 0, 360_000)
+    assert found is not None
+    assert (found.value, found.resets) == (expected["increase"], expected["resets"])
+
+
+def boom(error):
+    def handler(request):
+        raise error
+
+    return handler
+
+
+ANSWERS = {
+    "down": (boom(httpx.ConnectError("refused")), "absent"),
+    "slow": (boom(httpx.ReadTimeout("timed out")), "absent"),
+    "500": (lambda _: httpx.Response(500, text="oops"), "absent"),
+    "502 html": (lambda _: httpx.Response(502, text="<html>"), "absent"),
+    "not json": (lambda _: httpx.Response(200, text="{"), "absent"),
+    "401": (lambda _: httpx.Response(401, text="who?"), "absent"),
+    "list": (lambda _: httpx.Response(200, json=[]), "absent"),
+    "error": (lambda _: httpx.Response(503, json={"status": "error", "errorType": "timeout", "error": "t"}), "absent"),
+    "bad query": (
+        lambda _: httpx.Response(400, json={"status": "error", "errorType": "bad_data", "error": "parse error"}),
+        "invalid",
+    ),
+    "scalar": (
+        lambda _: httpx.Response(
+            200, json={"status": "success", "data": {"resultType": "scalar", "result": [AT, "1"]}}
+        ),
+        "invalid",
+    ),
+    "no data": (lambda _: httpx.Response(200, json={"status": "success"}), "invalid"),
+    "text value": (lambda _: vector(({}, "N/A")), "invalid"),
+    "negative": (lambda _: vector(({}, "-0.5")), "invalid"),
+    "above one": (lambda _: vector(({}, "1.5")), "invalid"),
+    "two series": (lambda _: vector(({"replica": "a"}, "0.1"), ({"replica": "b"}, "0.1")), "invalid"),
+    "old sample": (
+        lambda _: httpx.Response(
+            200,
+            json={
+                "status": "success",
+                "data": {"resultType": "vector", "result": [{"metric": {}, "value": [AT - 90, "0"]}]},
+            },
+        ),
+        "stale",
+    ),
+    "clock ahead": (
+        lambda _: httpx.Response(200, headers={"Date": "Wed, 15 Nov 2023 22:13:20 GMT"}, text=vector(({}, "0")).text),
+        "future",
+    ),
+    "clock behind": (
+        lambda _: httpx.Response(200, headers={"Date": "Mon, 13 Nov 2023 22:13:20 GMT"}, text=vector(({}, "0")).text),
+        "stale",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_server_that_is_down_slow_wrong_or_lying_is_no_data_with_a_reason(name):
+    handler, reason = ANSWERS[name]
+    counts = ask(handler)
+    assert counts.no_data == reason
+    assert counts.detail
+
+
+def test_duplicate_series_are_named_by_what_tells_them_apart():
+    counts = ask(lambda _: vector(({"replica": "a"}, "0.1"), ({"replica": "b"}, "0.2")))
+    assert "replica" in counts.detail
+
+
+def test_a_right_clock_is_accepted():
+    answer = vector(({}, "0.25"))
+    answer.headers["Date"] = "Tue, 14 Nov 2023 22:13:25 GMT"
+    assert ask(lambda _: answer).good == 0.75
+
+
+def test_secrets_are_sent_and_never_shown():
+    seen = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(dict(request.headers))
+        return httpx.Response(500, text="no")
+
+    config = PrometheusConfig("http://p", headers={"X-Scope-OrgID": "secret-tenant"}, bearer_token="secret-token")
+    (counts,) = PrometheusSource(config, httpx.MockTransport(handler)).counts([CountRequest(RAW, HOUR)], NOW)
+    assert seen[0]["authorization"] == "Bearer secret-token"
+    assert seen[0]["x-scope-orgid"] == "secret-tenant"
+    assert "secret" not in repr(config) + counts.detail
+
+
+def test_a_wrong_url_or_certificate_is_refused_at_once():
+    with pytest.raises(InputError, match="http"):
+        PrometheusConfig("localhost:9090")
+    with pytest.raises(InputError, match="TLS"):
+        PrometheusSource(PrometheusConfig("https://p", ca_file="/nowhere.pem"))
+
+
+def test_one_wrong_query_does_not_spoil_the_others_and_is_not_tried_again():
+    """The server refuses every request that holds the wrong query; halving finds it."""
+    slis = [PrometheusSLI(raw=f"ratio{i}") for i in range(16)]
+    sent = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        query = parse_qs(request.content.decode())["query"][0]
+        sent.append(query)
+        if "ratio5\n" in query or query == "ratio5":
+            return httpx.Response(400, json={"status": "error", "errorType": "bad_data", "error": "parse error"})
+        numbers = range(query.count("label_replace"))
+        return vector(*(({"pasta_query": str(i)}, "0.5") for i in numbers)) if numbers else vector(({}, "0.5"))
+
+    prometheus = source(handler)
+    requests = [CountRequest(sli, HOUR) for sli in slis]
+    for expected_requests in (9, 1):
+        sent.clear()
+        answers = prometheus.counts(requests, NOW)
+        assert [answer.no_data for answer in answers] == [None if i != 5 else "invalid" for i in range(16)]
+        assert len(sent) == expected_requests
+
+
+def test_a_thousand_slos_with_nine_windows_take_at_most_200_requests():
+    def handler(request: httpx.Request) -> httpx.Response:
+        query = parse_qs(request.content.decode())["query"][0]
+        return vector(*(({"pasta_query": str(i)}, "7") for i in range(query.count("label_replace"))))
+
+    prometheus = source(handler)
+    seconds = (300, 3600, 1800, 21600, 7200, 86400, 21600, 259200, 2592000)
+    requests = [
+        CountRequest(
+            PrometheusSLI(total=f"sum(increase(r{i}[{{{{.window}}}}]))", bad=f"sum(increase(e{i}[{{{{.window}}}}]))"),
+            TimeWindow(NOW - s * SECOND, NOW),
+        )
+        for i in range(1000)
+        for s in seconds
+    ]
+    answers = prometheus.counts(requests, NOW)
+    assert prometheus.requests_sent <= 200
+    assert {(answer.good, answer.total) for answer in answers} == {(0.0, 7.0)}
+
+
+def test_rate_is_per_second_and_increase_is_not():
+    rate = PrometheusSLI(total="sum(rate(r[{{.window}}]))", bad="sum(rate(e[{{.window}}]))")
+    handler = lambda _: vector(({"pasta_query": "0"}, "2"), ({"pasta_query": "1"}, "0.5"))  # noqa: E731
+    assert ask(handler, rate).total == 7200
+    assert ask(handler, BAD).total == 2
+
+
+def test_a_threshold_is_looked_at_thirty_times_a_window():
+    sli = PrometheusSLI(threshold="lag", op="lte", bound=Decimal("2.50"))
+    total, good = expressions(sli, 300 * SECOND)
+    assert total.text == "count_over_time((lag)[300s:10s])"
+    assert good.text == "sum_over_time(((lag) <= bool 2.50)[300s:10s])"
+
+
+def test_the_router_asks_every_source_once_and_contains_their_failures():
+    spans = EventListSource([(NOW - SECOND, True)])
+    routed = RoutedSource({SpanSLI: spans, PrometheusSLI: source(boom(httpx.ConnectError("refused")))})
+    requests = [CountRequest(SpanSLI("a"), HOUR), CountRequest(RAW, HOUR), CountRequest(None, HOUR)]
+    first, second, third = routed.counts(requests, NOW)
+    assert first.total == 1
+    assert (second.no_data, third.no_data) == ("absent", "absent")
+    spans.error = RuntimeError("gone")
+    assert routed.counts(requests, NOW)[0].no_data == "absent"
