@@ -25,6 +25,7 @@ from pasta_otel.exporters.ledger import POINTS, Ledger
 from pasta_otel.exporters.receiver import Receiver, ReceiverConfig
 from pasta_otel.exporters.store.store import DuckDBSpanStore, StoreConfig
 from pasta_otel.slo.attribution.engine import AttributionEngine
+from pasta_otel.slo.attribution.question import answerer
 from pasta_otel.slo.controller import Parts, SLOController
 from pasta_otel.slo.sources.spans import SpanSource
 from pasta_otel.slo.spec.load import load
@@ -87,7 +88,7 @@ class Sidecar:
             if self._response is not None:
                 undo.callback(self._response.close)
             self._controller = self._build_controller(slos, self._response, self._own)
-            self._api = self._build_api(slos)
+            self._api = self._build_api()
             undo.pop_all()
 
     async def run(self, stop: asyncio.Event, announce: Announce) -> None:
@@ -204,17 +205,17 @@ class Sidecar:
     def _attributor(self, own: SelfTelemetry) -> AttributionEngine:
         return AttributionEngine(self.store, self.store, clock=self._clock, meter=own.meter, tracer=own.tracer)
 
-    def _build_api(self, slos: Sequence[SLO]) -> ApiServer:
+    def _build_api(self) -> ApiServer:
         options = self._options
         engine = self._response.engine if self._response else None
-        questions = Questions(self.store, self._attributor(self._own), self._controller, slos, self._clock)
+        questions = Questions(self.store, self._controller)
         providers = ApiProviders(
             flags=engine,
             slos=questions.slos,
             actions=engine.recent if engine else None,
             ledger=lambda: self.ledger.snapshot().as_dict(),
             trace=questions.trace,
-            attribute=questions.attribute,
+            attribute=answerer(self._attributor(self._own), self._clock.unix_nano),
             metrics=self._own.render,
             health=self._health,
         )
