@@ -1,4 +1,4 @@
-"""A real Prometheus for tests: found in ``.cache/tools`` or on the path, started on a free port, filled with old samples."""
+"""A real Prometheus for tests: from ``.cache/tools`` or the path, on a free port, filled with old samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pasta_otel.errors import MissingError
+from pasta_otel.errors import InputError, MissingError
 
 TOOLS = Path(__file__).resolve().parents[2] / ".cache" / "tools" / "root" / "usr" / "bin"
 READY_SECONDS = 30.0
@@ -61,15 +61,10 @@ class PrometheusServer:
         """Write old samples before the server starts."""
         text = self._folder / "samples.txt"
         text.write_text(open_metrics(series), encoding="utf-8")
-        command = [
-            tool("promtool"),
-            "tsdb",
-            "create-blocks-from",
-            "openmetrics",
-            "--max-block-duration=100d",
-            "--quiet",
-        ]
-        subprocess.run([*command, str(text), str(self._folder / "data")], check=True, capture_output=True)
+        create = [tool("promtool"), "tsdb", "create-blocks-from", "--max-block-duration=2400h", "openmetrics", "--quiet"]
+        done = subprocess.run([*create, str(text), str(self._folder / "data")], capture_output=True, check=False)
+        if done.returncode:
+            raise InputError(done.stderr.decode()[-500:], kind="backfill")
         text.unlink()
 
     def __enter__(self) -> Self:

@@ -1,14 +1,15 @@
 """Prometheus 2.x's ``increase`` again, in plain Python: the oracle for what the real engine answers.
 
-Follows ``extrapolatedRate`` of Prometheus 2.42 (promql/functions.go): the window is closed on both sides, a drop means the
-counter restarted at 0, and the sampled interval is extended to the window's edges by at most 1.1 average intervals, else
-by half of one, and to the left never below the time at which the counter would have been 0.
+Follows ``extrapolatedRate`` of Prometheus 2.42 (promql/functions.go): the window is closed on both sides, a drop means
+the counter restarted at 0, and the sampled interval is extended to the window's edges by at most 1.1 average intervals,
+else by half of one, and to the left never below the time at which the counter would have been 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 Sample = tuple[int, float]
 """(time in ms, value)."""
@@ -52,7 +53,7 @@ def increase(samples: Sequence[Sample], start_ms: int, end_ms: int) -> Increase 
 
 def _growth(samples: Sequence[Sample]) -> tuple[float, int]:
     total, resets = samples[-1][1] - samples[0][1], 0
-    for (_, before), (_, after) in zip(samples, samples[1:], strict=False):
+    for (_, before), (_, after) in pairwise(samples):
         if after < before:
             total, resets = total + before, resets + 1
     return total, resets
