@@ -21,7 +21,7 @@ _UNITS_NS = {
 }
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 DEFAULT_WINDOW, DEFAULT_BASELINE = "5m", "30m"
-FIELDS = ("service", "operation", "window", "baseline", "threshold_ms", "good_status")
+FIELDS = ("slo", "service", "operation", "window", "baseline", "threshold_ms", "good_status")
 
 
 class Attributor(Protocol):
@@ -31,39 +31,61 @@ class Attributor(Protocol):
         """Return ranked causes, or none."""
 
 
-def answerer(attributor: Attributor, now_unix_nano: Callable[[], int]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Return what the HTTP API calls with the body of ``POST /api/v1/attribute``."""
+def answerer(
+    attributor: Attributor, now_unix_nano: Callable[[], int], slis: Mapping[str, Any] | None = None
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return what the HTTP API calls with the body of ``POST /api/v1/attribute``.
+
+    Args:
+        attributor: Answers.
+        now_unix_nano: Wall time, where durations end.
+        slis: By the names of SLOs, to be asked about by name.
+    """
 
     def answer(document: Mapping[str, Any]) -> dict[str, Any]:
-        sli, baseline, window = parse_question(document, now_unix_nano())
+        sli, baseline, window = parse_question(document, now_unix_nano(), slis)
         return attribution_to_json(attributor.attribute(sli, baseline, window))
 
     return answer
 
 
-def parse_question(document: Mapping[str, Any], now_unix_nano: int) -> tuple[SpanSLI, TimeWindow, TimeWindow]:
+def parse_question(
+    document: Mapping[str, Any], now_unix_nano: int, slis: Mapping[str, Any] | None = None
+) -> tuple[Any, TimeWindow, TimeWindow]:
     """Return SLI, baseline and window of a question.
 
+    It names an ``slo``, or a ``service`` with, if wanted, ``operation``, ``threshold_ms`` and ``good_status``.
     ``window`` is a duration that ends now (default 5m) or ``START/END`` in RFC 3339; ``baseline`` is a duration that
     ends where the window starts (default 30m) or ``START/END``.
 
     Raises:
-        InputError: Names the field.
+        InputError: Names the field; kind ``not_found`` for an SLO that is not known.
     """
     for name in document:
         if name not in FIELDS:
             raise InputError(f"unknown field; known are {', '.join(FIELDS)}", field=str(name))
-    sli = SpanSLI(
-        service=_text(document, "service", required=True) or "",
-        operation=_text(document, "operation"),
-        good_status=_boolean(document, "good_status"),
-        threshold_ns=_threshold(document),
-    )
+    sli = _sli(document, slis or {})
     window = parse_window(_text(document, "window") or DEFAULT_WINDOW, now_unix_nano, "window")
     baseline = parse_window(_text(document, "baseline") or DEFAULT_BASELINE, window.start_unix_nano, "baseline")
     if baseline.end_unix_nano > window.start_unix_nano:
         raise InputError("the baseline must end before the window starts", field="baseline")
     return sli, baseline, window
+
+
+def _sli(document: Mapping[str, Any], slis: Mapping[str, Any]) -> Any:
+    slo = _text(document, "slo")
+    if slo is None:
+        return SpanSLI(
+            service=_text(document, "service", required=True) or "",
+            operation=_text(document, "operation"),
+            good_status=_boolean(document, "good_status"),
+            threshold_ns=_threshold(document),
+        )
+    if slo not in slis:
+        raise InputError(f"no such SLO: {slo!r}", field="slo", kind="not_found")
+    if "service" in document:
+        raise InputError("give an slo or a service, not both", field="service")
+    return slis[slo]
 
 
 def _text(document: Mapping[str, Any], field: str, *, required: bool = False) -> str | None:

@@ -33,13 +33,18 @@ class Trouble:
 
 
 def trouble(record: Record, suspects: Sequence[Finding], sli: Any) -> Trouble:
-    """Weigh time against errors, as far as the SLI counts each as bad."""
-    extra_ns = max(_net_growth(record), sum(finding.extra_ns for finding in suspects))
-    extra_bad = max(_own_errors(record), sum(finding.extra_bad for finding in suspects))
-    errors = extra_bad if not isinstance(sli, SpanSLI) or sli.good_status else 0.0
-    latency = _late_share(record, extra_ns, sli, errors)
-    total = latency + errors
-    return Trouble(extra_ns, extra_bad, latency / total if total else 0.0, errors / total if total else 0.0)
+    """Weigh time against errors, as far as the SLI counts each as bad and the SLO's own requests show it.
+
+    Errors that a fallback keeps from the caller, and growth here that shrinking elsewhere makes up for, are no trouble.
+    """
+    growth, failed = _net_growth(record), _own_errors(record)
+    counted = failed > 0 and (not isinstance(sli, SpanSLI) or sli.good_status)
+    extra_bad = max(failed, sum(finding.extra_bad for finding in suspects)) if counted else 0.0
+    slower = growth > 0 and growth >= record.limits.min_growth * record.baseline_ns
+    extra_ns = max(growth, sum(finding.extra_ns for finding in suspects)) if slower else 0.0
+    latency = _late_share(record, extra_ns, sli, extra_bad)
+    total = latency + extra_bad
+    return Trouble(extra_ns, extra_bad, latency / total if total else 0.0, extra_bad / total if total else 0.0)
 
 
 def _net_growth(record: Record) -> float:
