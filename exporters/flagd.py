@@ -51,6 +51,7 @@ class FlagdFile:
 
     def _swap(self, data: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        before = self._path.readlink().name if self._path.is_symlink() else ""
         version = self._free_name()
         with version.open("xb") as file:
             file.write(data)
@@ -61,7 +62,7 @@ class FlagdFile:
         link.symlink_to(version.name)
         link.replace(self._path)
         for old in self._path.parent.glob(f".{self._path.name}.v*"):
-            if old.name != version.name:
+            if old.name not in {version.name, before}:  # a reader may stand between the link and the file it named
                 old.unlink(missing_ok=True)
 
     def _free_name(self) -> Path:

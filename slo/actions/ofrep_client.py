@@ -101,6 +101,7 @@ class OfrepTransport:
                 raise ValueError(f"answer longer than {MAX_BYTES} bytes")
             if self._monotonic() > deadline:
                 raise TimeoutError("answer took too long")
+        response.close()  # read1 leaves it open at its end, and the kept connection then takes no further request
         return bytes(body)
 
 

@@ -171,6 +171,20 @@ def test_the_configuration_names_us(controller):
                      ).status_code == 304  # fmt: skip
 
 
+def test_our_client_keeps_one_connection_over_many_polls(controller, monkeypatch):
+    transport, connections = OfrepTransport(controller.url), []
+    connect = socket.create_connection
+    monkeypatch.setattr(socket, "create_connection", lambda *a, **k: connections.append(a) or connect(*a, **k))
+    first = transport.fetch("")
+    assert first.flags[FLAG].value is False
+    for _ in range(5):
+        assert transport.fetch(first.etag).flags is None
+    controller.burn()
+    assert transport.fetch(first.etag).flags[FLAG].value is True
+    assert len(connections) == 1
+    transport.close()
+
+
 def test_an_application_degrades_hears_of_it_and_its_breaker_opens(controller, app):
     app.configure(url=controller.url, poll_seconds=0.02)
     heard, breaker = [], app.breaker("recommendations", open_seconds=30)
