@@ -157,6 +157,25 @@ def test_explicit_windows_and_a_threshold_are_understood():
     assert baseline == TimeWindow(SECOND // 2, 300 * SECOND)
 
 
+def test_an_slo_can_be_asked_about_by_its_name():
+    known = SpanSLI("order-api", threshold_ns=5)
+    sli, _, window = parse_question(
+        {"slo": "orders-fast", "window": "30s", "baseline": "30s"}, NOW, {"orders-fast": known}
+    )
+    assert (sli, window) == (known, BURNING)
+
+
+def test_an_unknown_slo_is_not_found():
+    with pytest.raises(InputError, match="slo: no such SLO: 'x'") as caught:
+        parse_question({"slo": "x"}, NOW)
+    assert caught.value.kind == "not_found"
+
+
+def test_an_slo_and_a_service_contradict_each_other():
+    with pytest.raises(InputError, match="service: give an slo or a service"):
+        parse_question({"slo": "x", "service": "y"}, NOW, {"x": SpanSLI("z")})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
