@@ -80,6 +80,8 @@ class Policy:
         max_share: Most degradations at once, as a share of what can be degraded; one is always allowed.
         notify: Channels.
         pins: Flags fixed by the policy's author.
+        capture_tier: Tier that a burning SLO raises capture to (``pasta.capture``); None = it does not.
+        capture_ns: How long one raise lasts at most.
     """
 
     mode: Mode = "off"
@@ -92,6 +94,8 @@ class Policy:
     max_share: float = 0.5
     notify: tuple[Channel, ...] = (Channel("log", "log"),)
     pins: Mapping[str, Any] = field(default_factory=dict)
+    capture_tier: int | None = None
+    capture_ns: int = 60 * SECOND_NS
 
     @property
     def allowed_flags(self) -> int:
@@ -142,7 +146,7 @@ def parse_policy(document: Any, file: str | None = None) -> Policy:
     mode = "off" if mode is False else mode  # YAML 1.1 reads `off` as false
     if mode not in MODES:
         top.refuse("mode", f"expected one of {', '.join(MODES)}, got {mode!r}")
-    blast = top.section("blast_radius")
+    blast, capture = top.section("blast_radius"), top.section("capture")
     policy = Policy(
         mode=mode,  # type: ignore[arg-type]  # checked above
         dependencies=_dependencies(top.section("dependencies")),
@@ -154,8 +158,11 @@ def parse_policy(document: Any, file: str | None = None) -> Policy:
         max_share=blast.number("max_share", 0.5, least=0.0, most=1.0),
         notify=_channels(top),
         pins=_pins(top.section("pins")),
+        capture_tier=int(capture.number("tier", 0, least=0, most=4, whole=True)) or None,
+        capture_ns=capture.seconds("seconds", 60.0, least=1.0),
     )
     blast.finish()
+    capture.finish()
     top.finish()
     return policy
 

@@ -18,6 +18,7 @@ from opentelemetry.metrics import Meter
 from pasta_otel import semconv
 from pasta_otel.clock import Clock
 from pasta_otel.model import Cause
+from pasta_otel.slo.actions.capture import capture_record, capture_value
 from pasta_otel.slo.actions.flagbook import CAPTURE_DEFAULT, FlagBook
 from pasta_otel.slo.actions.health import DependencyHealth, NoEvidence
 from pasta_otel.slo.actions.journal import Effect, Journal
@@ -79,7 +80,7 @@ class ActionEngine:
         """Return one record for everything done, undone or refused at this tick."""
         now = evaluation.now_unix_nano
         with self._lock:
-            records = [*self._expire(now), *self._review(evaluation)]
+            records = [*self._expire(now), *self._review(evaluation), *self._review_capture(evaluation)]
             for state in evaluation.states:
                 if state.verdict == "burning":
                     records += self._answer(state, now)
@@ -192,8 +193,9 @@ class ActionEngine:
     def _answer(self, state: SLOState, now: int) -> list[ActionRecord]:
         burn = state.since_unix_nano if state.burn_since_unix_nano is None else state.burn_since_unix_nano
         causes = state.attribution.causes if state.attribution else ()
-        done = self._degrade(state, burn, causes[0], now) if causes else []
-        return [*done, *self._notify(state, burn, causes[0] if causes else None, now)]
+        cause = causes[0] if causes else None
+        done = self._degrade(state, burn, cause, now) if cause else []
+        return [*done, *self._raise_capture(state, burn, cause, now), *self._notify(state, burn, cause, now)]
 
     def _degrade(self, state: SLOState, burn: int, cause: Cause, now: int) -> list[ActionRecord]:
         dependency = self._policy.find(cause.kind, cause.service, cause.target)
@@ -263,6 +265,50 @@ class ActionEngine:
         seen = {"seen": {"slo": state.name, "burn_unix_nano": burn, "key": key}}
         return self._try_commit([(record, seen if index == 0 else None) for index, record in enumerate(records)])
 
+    # looking closer
+
+    def _raise_capture(self, state: SLOState, burn: int, cause: Cause | None, now: int) -> list[ActionRecord]:
+        """Raise the tier once per burn and per new cause, one raise at a time."""
+        tier, key = self._policy.capture_tier, f"capture:{_cause_text(cause) if cause else ''}"
+        if tier is None or self._policy.mode == "off" or self._journal.state.capture:
+            return []
+        if self._journal.state.has_seen(state.name, burn, key) or self._flags.pinned_by(semconv.FLAG_CAPTURE):
+            return []
+        expires = now + self._policy.capture_ns
+        held = {
+            "slo": state.name,
+            "cause": _cause_text(cause) if cause else "",
+            "value": capture_value(state, cause, tier, expires),
+            "since_unix_nano": now,
+            "expires_unix_nano": expires,
+        }
+        enforce = self._policy.mode == "enforce"
+        record = capture_record(held, now, "applied" if enforce else "dry_run", "an SLO burns", CAPTURE_DEFAULT["tier"])
+        effect: dict[str, Any] = {"seen": {"slo": state.name, "burn_unix_nano": burn, "key": key}}
+        effect |= {"op": "capture", "held": held} if enforce else {}
+        records = self._try_commit([(record, effect)])
+        if records[0].outcome == "applied":
+            self._flags.set(semconv.FLAG_CAPTURE, held["value"], now, expires)
+            self._publish()
+        return records
+
+    def _review_capture(self, evaluation: Evaluation) -> list[ActionRecord]:
+        """Lower the tier when its time is over or its SLO is well again; ``no_data`` changes nothing."""
+        held, now = self._journal.state.capture, evaluation.now_unix_nano
+        if not held:
+            return []
+        well = all(state.verdict == "ok" for state in evaluation.states if state.name == held["slo"])
+        over = held["expires_unix_nano"] <= now
+        if not (well or over or self._policy.mode != "enforce"):
+            return []
+        reason = "its time is over" if over else "the SLO is well again"
+        record = capture_record(held, now, "reverted", reason, CAPTURE_DEFAULT["tier"])
+        records = self._try_commit([(record, {"op": "capture", "held": {}})])
+        if records[0].outcome == "reverted":
+            self._flags.clear(semconv.FLAG_CAPTURE)
+            self._publish()
+        return records
+
     # telling people
 
     def _notify(self, state: SLOState, burn: int, cause: Cause | None, now: int) -> list[ActionRecord]:
@@ -331,6 +377,9 @@ class ActionEngine:
         for entry in state.active.values():
             if entry.expires_unix_nano > now:
                 self._flags.set(entry.flag, True, entry.since_unix_nano, entry.expires_unix_nano)
+        held = state.capture
+        if held:  # an expired value is not served, and the first tick notes its end
+            self._flags.set(semconv.FLAG_CAPTURE, held["value"], held["since_unix_nano"], held["expires_unix_nano"])
         for identity, fields in list(state.pending.items()):
             message = {name: value for name, value in fields.items() if name != "channel"}
             self._send(identity, fields["channel"], Notification(**message))

@@ -60,6 +60,7 @@ class ActionState:
         seen: What was said once in a burn: keys by SLO, valid for ``burns[slo]``.
         burns: Beginning of the burn that ``seen`` belongs to, by SLO.
         pending: Notifications not yet delivered, by id.
+        capture: The raised capture: ``{slo, cause, value, since_unix_nano, expires_unix_nano}``, or empty.
     """
 
     seq: int = 0
@@ -69,6 +70,7 @@ class ActionState:
     seen: dict[str, list[str]] = field(default_factory=dict)
     burns: dict[str, int] = field(default_factory=dict)
     pending: dict[str, dict[str, Any]] = field(default_factory=dict)
+    capture: dict[str, Any] = field(default_factory=dict)
 
     def has_seen(self, slo: str, burn_unix_nano: int, key: str) -> bool:
         """Return whether this was said in this burn."""
@@ -92,6 +94,8 @@ class ActionState:
             self.pending[effect["id"]] = dict(effect["message"])
         elif operation == "delivered":
             self.pending.pop(effect["id"], None)
+        elif operation == "capture":
+            self.capture = dict(effect["held"])
         if "seen" in effect:
             self._see(**effect["seen"])
 

@@ -349,6 +349,41 @@ def test_the_capture_flag_is_an_object(world):
     assert world.engine.pin("pasta.capture", wanted, "alice", "look closer")["value"] == wanted
 
 
+@pytest.fixture
+def closer(tmp_path):
+    made = World(tmp_path, capture={"tier": 3, "seconds": 30})
+    yield made
+    made.audit.close()
+
+
+def test_a_burn_raises_capture_for_a_bounded_time_once(closer):
+    model = slo("burning", cause("module_time", "model", "encoder.layers.3"))
+    assert closer.tick(model) == [("capture.raise", "pasta.capture", "applied")]
+    assert closer.engine.evaluate("pasta.capture")["value"] == {
+        "tier": 3,
+        "targets": [{"service": "model", "operation": "*"}, {"service": "order-api", "operation": "*"}],
+        "until": "2027-01-15T08:00:31.000000Z",
+    }
+    closer.restart()
+    assert closer.engine.evaluate("pasta.capture")["value"]["tier"] == 3
+    for _ in range(29):
+        assert closer.tick(model) == []
+    assert closer.tick(model) == [("capture.raise", "pasta.capture", "reverted")]
+    assert closer.tick(model) == []
+    assert closer.engine.evaluate("pasta.capture")["value"]["tier"] == 1
+
+
+def test_capture_goes_back_when_the_slo_is_well_but_not_on_no_data(closer):
+    closer.tick(slo("burning"))
+    assert closer.tick(NO_DATA) == []
+    assert closer.tick(OK) == [("capture.raise", "pasta.capture", "reverted")]
+    assert closer.engine.evaluate("pasta.capture")["value"]["tier"] == 1
+
+
+def test_without_a_tier_in_the_policy_capture_stays_as_it_is(world):
+    assert world.tick(slo("burning", cause("module_time", "model", "encoder.layers.3"))) == []
+
+
 def test_when_the_controller_stops_ticking_the_flag_reverts_by_its_ttl(world):
     world.tick(BURNING)
     world.clock.now += 10 * SECOND

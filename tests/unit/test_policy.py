@@ -20,6 +20,7 @@ cooldown_seconds: 30
 ttl_seconds: 20
 max_hold_seconds: 600
 blast_radius: {max_flags: 2, max_share: 1.0}
+capture: {tier: 3, seconds: 30}
 dependencies:
   recommendations:
     critical: false
@@ -61,6 +62,8 @@ def test_a_policy_is_read_whole(tmp_path):
         max_share=1.0,
         notify=(Channel("log", "log"), Channel("oncall", "webhook", url_env="ONCALL_URL")),
         pins={"degrade.recommendations": False, "pasta.capture": {"tier": 2}},
+        capture_tier=3,
+        capture_ns=30 * 10**9,
     )
     jsonschema.validate(yaml.safe_load(EXAMPLE), SCHEMA)
 
@@ -114,6 +117,8 @@ def test_the_blast_radius_is_a_number_and_a_share_and_at_least_one(degradable, l
         ({"notify": [{"type": "log"}, {"type": "webhook"}]}, "notify[1].url"),
         ({"notify": [{"type": "webhook", "url": "ftp://x"}]}, "notify[0].url"),
         ({"notify": [{"type": "webhook", "url": "http://x", "url_env": "X"}]}, "notify[0].url"),
+        ({"capture": {"tier": 5}}, "capture.tier"),
+        ({"capture": {"until": 5}}, "capture.until"),
         ({"pins": {"recommendations": True}}, "pins.recommendations"),
         ({"pins": {"degrade.x": "on"}}, "pins.degrade.x"),
         ({"pins": {"pasta.capture": 3}}, "pins.pasta.capture"),
