@@ -1,7 +1,8 @@
 """The running process's CUPTI activity: windows that open and close, and never against another CUPTI client.
 
 CUPTI that is attached costs every launch even while nothing is recorded: on an H200 (CUDA 13.0) 0.7 us once GPU kernels
-were recorded and 1.8 us once API calls were, of 5.5 us for a launch (docs/overhead.md). So a window attaches and detaches.
+were recorded and 1.8 us once API calls were, beside 5.5 us for a launch (docs/overhead.md). So a window attaches, and
+detaches at its end.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ BUFFER_BYTES = 4 << 20
 MAX_BUFFERS = 64
 
 SETTLE_MS = 100
-"""Longest wait at a window's end for work that the GPU still runs: what is not complete by then is lost, and counted."""
+"""Longest wait at a window's end for what the GPU still runs; what is not complete by then is lost, and counted."""
 DETACH_MS = 100
 """Longest wait for a CUDA call of the program to detach in; without one nothing is being slowed down either."""
 
@@ -215,7 +216,7 @@ class Capture:
         return self._attached
 
     def detach(self) -> bool:
-        """Try again to detach after a window whose end found no CUDA call to do it in; True when nothing is attached."""
+        """Try again to detach after a window whose end found no CUDA call to do it in; True = nothing is attached."""
         with self._lock:
             if self._open is None and self._attached:
                 self._try_detach()
