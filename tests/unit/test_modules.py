@@ -531,7 +531,7 @@ def test_a_trace_that_ends_while_a_module_runs_leaves_no_open_call(app):
         Block()(torch.ones(1, 4))
     assert app.rows.named("linear")
     assert app.rows.one("Block").parent_span_id == second.get_span_context().span_id
-    assert app.running.modules._recorder._local.stack == []
+    assert app.running.modules._recorder._local.state.stack == []
 
 
 def test_a_span_that_is_lost_does_not_keep_the_hooks(app):

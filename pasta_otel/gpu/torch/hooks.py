@@ -16,7 +16,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
-from opentelemetry import trace as trace_api
 from opentelemetry.context import Context
 
 from pasta_otel.context import SPAN_KEY, RowSpan, SpanIds, current_context, set_current_context
@@ -43,12 +42,21 @@ class RowSink(Protocol):
         """Take one row."""
 
 
-class _ThreadState(threading.local):
-    """The module calls that are open on this thread, innermost last."""
+class _ThreadState:
+    """The module calls that are open on a thread, innermost last, and the kernel's id of that thread."""
+
+    __slots__ = ("stack", "thread_id")
 
     def __init__(self) -> None:
         self.stack: list[_Call] = []
         self.thread_id = threading.get_native_id()
+
+
+class _Local(threading.local):
+    """This thread's state: one slow look-up for all of it."""
+
+    def __init__(self) -> None:
+        self.state = _ThreadState()
 
 
 class ModuleRecorder:
@@ -67,7 +75,7 @@ class ModuleRecorder:
 
     def __init__(self, traces: dict[int, ActiveTrace], sink: RowSink, names: ModuleNames) -> None:
         self.names, self.epoch = names, 0
-        self._local = _ThreadState()
+        self._local = _Local()
         self._failed = False
         self.before: Before = _make_before(self, self._local, traces)
         self.after: After = _make_after(self, self._local, sink)
@@ -105,65 +113,69 @@ class ModuleRecorder:
         stack[:] = [(*call[:_EPOCH], self.epoch) for call in kept]
 
     def _after_fork(self) -> None:
-        self._local.stack.clear()
-        self._local.thread_id = threading.get_native_id()
+        self._local.state = _ThreadState()
 
 
-def _make_before(  # noqa: C901 - one path, written out: a call of a helper costs what five of these branches cost
-    recorder: ModuleRecorder, local: _ThreadState, traces: dict[int, ActiveTrace]
-) -> Before:
+def _make_before(recorder: ModuleRecorder, local: _Local, traces: dict[int, ActiveTrace]) -> Before:
     get_trace, random_bits, root = traces.get, SpanIds().bits, recorder.names.root
     now, get_context, set_context = time.monotonic_ns, current_context, set_current_context
 
-    def begin(module: Any, stack: list[_Call]) -> None:
+    # One path, written out: a call of a helper costs what five of these branches cost.
+    def before(module: Any, _arguments: Any) -> None:  # noqa: C901, PLR0912 - see above
+        stack = local.state.stack
         context = get_context()
-        span: Any = context.get(SPAN_KEY, trace_api.INVALID_SPAN)
-        nested = type(span) is RowSpan
-        if nested:
-            trace, parent = span.trace, span.span_id
-            if not trace.open_roots:  # over, and only this context still remembers it
-                trace = None
-        else:
-            identity = span.get_span_context()
-            trace, parent = get_trace(identity.trace_id), identity.span_id
-        if trace is None:
-            if stack:
-                stack.append((module, None, None, 0, 0, 0, None, recorder.epoch))
-            return
-        if stack and stack[-1][2] is trace:
-            node: ModuleNode = stack[-1][1].child(module)
-        else:
-            node = span.node.child(module) if nested else root(module)
-        if not node.recorded or next(trace.position) >= trace.limit:
-            stack.append((module, node, trace, 0, 0, 0, None, recorder.epoch))
-            return
-        span_id = random_bits(64) or 1
-        outer = None
-        if node.has_code:
-            outer = context
-            set_context(Context({**context, SPAN_KEY: RowSpan(trace.local_root, span_id, trace, node)}))
-        stack.append((module, node, trace, parent, span_id, now(), outer, recorder.epoch))
-
-    def before(module: Any, _arguments: Any) -> None:
-        stack = local.stack
-        if not stack and SPAN_KEY not in get_context():
+        span: Any = context.get(SPAN_KEY)
+        if span is None and not stack:
             return
         try:
             if stack and stack[-1][7] != recorder.epoch:
                 recorder.prune(stack, sys._getframe(1))
-            begin(module, stack)
+                context = get_context()
+                span = context.get(SPAN_KEY)
+            nested = type(span) is RowSpan
+            trace = None
+            if nested:
+                if span.trace.open_roots:  # else it is over, and only this context still remembers it
+                    trace, parent = span.trace, span.span_id
+            elif span is not None:
+                identity = span.get_span_context()
+                trace, parent = get_trace(identity.trace_id), identity.span_id
+            if trace is None:
+                if stack:
+                    stack.append((module, None, None, 0, 0, 0, None, recorder.epoch))
+                return
+            outside: ModuleNode | None = None
+            if stack and stack[-1][2] is trace:
+                outside = stack[-1][1]
+            elif nested:
+                outside = span.node
+            if outside is None:
+                node = root(module)
+            else:
+                found = outside.children.get(id(module))
+                node = found if found is not None and found.module() is module else outside.add(module)
+            if not node.recorded or next(trace.position) >= trace.limit:
+                stack.append((module, node, trace, 0, 0, 0, None, recorder.epoch))
+                return
+            span_id = random_bits(64) or 1
+            if node.has_code:
+                set_context(Context({**context, SPAN_KEY: RowSpan(trace.local_root, span_id, trace, node)}))
+                stack.append((module, node, trace, parent, span_id, now(), context, recorder.epoch))
+            else:
+                stack.append((module, node, trace, parent, span_id, now(), None, recorder.epoch))
         except Exception:  # noqa: BLE001 - telemetry never breaks the model
             recorder.failed()
 
     return before
 
 
-def _make_after(recorder: ModuleRecorder, local: _ThreadState, sink: RowSink) -> After:
+def _make_after(recorder: ModuleRecorder, local: _Local, sink: RowSink) -> After:
     now, set_context, make = time.monotonic_ns, set_current_context, tuple.__new__
 
     def after(module: Any, _arguments: Any, result: Any) -> None:
         end = now()
-        stack = local.stack
+        state = local.state
+        stack = state.stack
         if not stack:
             return
         call = stack.pop()
@@ -177,7 +189,7 @@ def _make_after(recorder: ModuleRecorder, local: _ThreadState, sink: RowSink) ->
         status = None if result is not None else _raised(sys._getframe(1))
         trace_id = trace.local_root.trace_id
         try:
-            sink.offer(make(OpSpan, (trace_id, span_id, parent, start, end, local.thread_id, node.site, status)))
+            sink.offer(make(OpSpan, (trace_id, span_id, parent, start, end, state.thread_id, node.site, status)))
         except Exception:  # noqa: BLE001 - telemetry never breaks the model
             recorder.failed()
 

@@ -47,14 +47,8 @@ class ModuleNode:
         self.names: dict[int, tuple[weakref.ref[Any], str]] = {}
         self.refreshes = 0
 
-    def child(self, module: Any) -> ModuleNode:
-        """Return the node of a module that is called inside this one."""
-        found = self.children.get(id(module))
-        if found is not None and found.module() is module:
-            return found
-        return self._add(module)
-
-    def _add(self, module: Any) -> ModuleNode:
+    def add(self, module: Any) -> ModuleNode:
+        """Return a new node for a module that is called inside this one; ``children`` has it from then on."""
         key, children = id(module), self.children
         node = ModuleNode(module, self._path_of(module), self, lambda _: children.pop(key, None))
         children[key] = node
