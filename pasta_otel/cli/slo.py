@@ -11,10 +11,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+import pasta_otel
 from pasta_otel.errors import InputError
 from pasta_otel.slo.controller import DEFAULT_GRACE_NS, Parts, SLOController
 from pasta_otel.slo.periods import length_ns
 from pasta_otel.slo.report import evaluation_to_json
+from pasta_otel.slo.rules.build import build
+from pasta_otel.slo.rules.render import render
 from pasta_otel.slo.sources.remote import fetch_states
 from pasta_otel.slo.sources.spans import SpanSource
 from pasta_otel.slo.spec.document import Problem
@@ -181,3 +184,24 @@ def _burn_text(rates: list[dict[str, Any]]) -> str:
 def _why(state: dict[str, Any]) -> str:
     causes = (state["attribution"] or {}).get("causes", [])
     return f"{causes[0]['kind']} {causes[0]['target']}" if causes else str(state["detail"])
+
+
+@command.command()
+@click.argument("paths", nargs=-1, required=True, metavar="FILE...")
+@click.option("--windows", default=DEFAULT, show_default=True, help="Burn-rate windows: a shipped name or a file.")
+@click.pass_context
+def rules(ctx: click.Context, paths: tuple[str, ...], windows: str) -> None:
+    """Write Prometheus recording and alerting rules for SLO files to stdout, under Sloth's names."""
+    found, rows, groups, refused = load(paths), load_windows(windows), [], 0
+    for slo in found.slos:
+        try:
+            groups += build(slo, rows, pasta_otel.__version__)
+        except InputError as error:
+            refused += 1
+            click.echo(f"warning: {error}", err=True)
+    for problem in (*found.problems, *_lint(found, windows)):
+        click.echo(f"{problem.severity}: {problem}", err=True)
+    if not groups:
+        raise InputError("no SLO in these files can be expressed as rules", file=paths[0])
+    click.echo(render(groups), nl=False)
+    ctx.exit(EXIT_NO if refused else EXIT_FINE)
