@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from pasta_otel.errors import InputError
 from pasta_otel.slo.attribution.question import DEFAULT_BASELINE, DEFAULT_WINDOW
 from pasta_otel.slo.sources.question import ask
 
 DEFAULT_SERVER = "http://127.0.0.1:4320"
+KEEP_ALL_S, KEEP_ALL_BYTES = 1e9, 2**60  # asking about an old file must not make it forget: 31 years, 1 EiB
 EXIT_CAUSE, EXIT_NO_CAUSE, EXIT_NO_DATA = 0, 1, 3
 
 
@@ -59,10 +58,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter an option
     question = {name: value for name, value in question.items() if value is not None}
     token = os.environ.get("PASTA_API_TOKEN")
     answer = ask_store(Path(store), question) if store else ask(server or DEFAULT_SERVER, question, token=token)
-    if as_json:
-        click.echo(json.dumps(answer, indent=2, allow_nan=False))
-    else:
-        show(answer)
+    text = json.dumps(answer, indent=2, allow_nan=False) if as_json else "\n".join(lines(answer))
+    click.echo(text)
     ctx.exit(exit_code(answer))
 
 
@@ -73,13 +70,13 @@ def ask_store(path: Path, question: dict[str, Any]) -> dict[str, Any]:
         InputError: There is no such file, it is no store, or the question is wrong.
         MissingError: Another process holds the file (its pid is named), or DuckDB is not installed.
     """
-    from pasta_otel.exporters.store import DuckDBSpanStore  # noqa: PLC0415 - duckdb is an optional extra
+    from pasta_otel.exporters.store import DuckDBSpanStore, StoreConfig  # noqa: PLC0415 - duckdb is an optional extra
     from pasta_otel.slo.attribution import AttributionEngine  # noqa: PLC0415 - as above, numpy
     from pasta_otel.slo.attribution.question import answerer  # noqa: PLC0415 - as above
 
     if not path.exists():
         raise InputError("no such file", file=str(path))
-    store = DuckDBSpanStore.open(str(path))
+    store = DuckDBSpanStore.open(str(path), config=StoreConfig(max_age_s=KEEP_ALL_S, max_bytes=KEEP_ALL_BYTES))
     try:
         return answerer(AttributionEngine(store, store), time.time_ns)(question)
     finally:
@@ -93,28 +90,21 @@ def exit_code(answer: dict[str, Any]) -> int:
     return EXIT_NO_DATA if answer.get("incomplete") else EXIT_NO_CAUSE
 
 
-def show(answer: dict[str, Any]) -> None:
-    """Print the answer for people: the table on stdout."""
-    console = Console()
-    if answer["causes"]:
-        console.print(causes_table(answer))
-    else:
-        console.print(f"no cause: {answer.get('incomplete') or 'nothing shifted that explains it'}")
-
-
-def causes_table(answer: dict[str, Any]) -> Table:
-    """Return the causes with their evidence."""
+def lines(answer: dict[str, Any]) -> list[str]:
+    """Return the answer for people: a line for each cause, and under it one for each piece of evidence."""
     window, baseline = answer["window"], answer["baseline"]
-    table = Table(
-        title=f"Why {window['start']} to {window['end']}",
-        caption=f"beside {baseline['start']} to {baseline['end']}; {answer['took_seconds']:.2f} s",
-    )
-    for heading in ("score", "kind", "target", "service", "evidence (before > after)", "n", "a trace"):
-        table.add_column(heading, overflow="fold")
-    for cause in answer["causes"]:
-        for number, evidence in enumerate(cause["evidence"]):
-            head = (f"{cause['score']:.2f}", cause["kind"], cause["target"], cause["service"])
-            shown = f"{evidence['metric']} {evidence['before']:.4g} > {evidence['after']:.4g}"
-            trace = evidence["links"][0]["trace_id"] if evidence["links"] else ""
-            table.add_row(*(head if number == 0 else ("",) * 4), shown, str(evidence["n"]), trace)
-    return table
+    head = f"{window['start']} to {window['end']}, beside {baseline['start']} to {baseline['end']}"
+    if not answer["causes"]:
+        return [head, f"no cause: {answer.get('incomplete') or 'nothing shifted that explains it'}"]
+    return [head, *(line for number, cause in enumerate(answer["causes"], 1) for line in _cause(number, cause))]
+
+
+def _cause(number: int, cause: dict[str, Any]) -> list[str]:
+    first = f"{number}. {cause['kind']}  {cause['target']}  (service {cause['service']}, score {cause['score']:.2f})"
+    return [first, *(f"   {_evidence(evidence)}" for evidence in cause["evidence"])]
+
+
+def _evidence(evidence: dict[str, Any]) -> str:
+    change = f"{evidence['metric']}: {evidence['before']:.4g} before, {evidence['after']:.4g} now"
+    links = f", trace {evidence['links'][0]['trace_id']}" if evidence["links"] else ""
+    return f"{change} (effect {evidence['effect']:.2f}, n {evidence['n']}{links})"

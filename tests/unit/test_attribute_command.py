@@ -9,7 +9,7 @@ from typing import Self
 import pytest
 from click.testing import CliRunner, Result
 
-from pasta_otel.cli.attribute import causes_table, command
+from pasta_otel.cli.attribute import command, lines
 from pasta_otel.errors import InputError, MissingError
 from pasta_otel.model import SpanSLI, TimeWindow
 from pasta_otel.slo.attribution import AttributionEngine
@@ -78,19 +78,20 @@ def test_a_running_server_is_asked_and_its_cause_printed():
     assert (server.path, server.authorization) == ("/api/v1/attribute", "Bearer abc")
 
 
-def test_people_get_a_table_with_evidence():
+def test_people_get_a_line_a_cause_with_its_evidence_below():
     with Server(Trouble(network_ms=40)) as server:
-        result = ask(server.url, env={"COLUMNS": "200"})
+        result = ask(server.url)
     assert result.exit_code == 0
-    assert "edge_latency" in result.stdout
-    assert "edge_gap_seconds" in result.stdout
+    _, cause, evidence, *_ = result.stdout.splitlines()
+    assert cause.startswith("1. edge_latency  order-api -> recommendations  (service recommendations, score 0.9")
+    assert evidence.startswith("   edge_gap_seconds: 0.001")
 
 
 def test_no_cause_exits_1_and_says_so():
     with Server(Trouble()) as server:
         result = ask(server.url)
     assert result.exit_code == 1
-    assert result.stdout == "no cause: nothing shifted that explains it\n"
+    assert result.stdout.splitlines()[1] == "no cause: nothing shifted that explains it"
 
 
 def test_too_few_requests_exit_3_with_the_reason():
@@ -199,7 +200,8 @@ def test_a_wrong_question_names_its_field(change: dict, message: str):
         parse_question({**QUESTION, **change}, NOW)
 
 
-def test_a_table_can_be_made_of_any_answer():
+def test_every_piece_of_evidence_has_a_line():
     store = world(1, Trouble(throttled=True))
     answer = answerer(AttributionEngine(store, store), lambda: NOW)(QUESTION)
-    assert causes_table(answer).row_count == sum(len(cause["evidence"]) for cause in answer["causes"])
+    count = sum(1 + len(cause["evidence"]) for cause in answer["causes"])
+    assert len(lines(answer)) == 1 + count
