@@ -116,12 +116,14 @@ class ModuleRecorder:
         self._local.state = _ThreadState()
 
 
-def _make_before(recorder: ModuleRecorder, local: _Local, traces: dict[int, ActiveTrace]) -> Before:
+def _make_before(  # noqa: C901 - see its inner function
+    recorder: ModuleRecorder, local: _Local, traces: dict[int, ActiveTrace]
+) -> Before:
     get_trace, random_bits, root = traces.get, SpanIds().bits, recorder.names.root
     now, get_context, set_context = time.monotonic_ns, current_context, set_current_context
 
     # One path, written out: a call of a helper costs what five of these branches cost.
-    def before(module: Any, _arguments: Any) -> None:  # noqa: C901, PLR0912 - see above
+    def before(module: Any, _arguments: Any) -> None:  # noqa: C901, PLR0912 - see the line above
         stack = local.state.stack
         context = get_context()
         span: Any = context.get(SPAN_KEY)
