@@ -32,6 +32,8 @@ class Thresholds:
             0.25 by itself; here the service's own slowdown must be shown too, so less is enough.
         wait_share: Increase of run delay / (run delay + CPU time), both of /proc/PID/schedstat. Ours: two equal tasks
             on one CPU give 0.5, an idle machine about 0.01.
+        wait_rate: Increase of run delay in seconds a second. Ours: a process that mostly sleeps has a high share from a
+            few wake-ups; one that waited less than a twentieth of the time did not stall its requests.
         cpu_share: Share of a service's CPU time that must be new to count as evidence: a third is half again as much.
         calls_ratio: Factor by which calls a request must grow for ``call_structure``.
     """
@@ -49,6 +51,7 @@ class Thresholds:
     module_share: float = 0.20
     throttled_share: float = 0.10
     wait_share: float = 0.15
+    wait_rate: float = 0.05
     cpu_share: float = 0.33
     calls_ratio: float = 1.25
 
@@ -75,5 +78,6 @@ UNGATED = Thresholds(
     min_errors=0,
     throttled_share=0.0,
     wait_share=0.0,
+    wait_rate=0.0,
 )
 """Rank everything that grew at all; for benchmarks that score the order, never for acting."""

@@ -125,6 +125,8 @@ def _contended(record: Record, service: str, before: Rates, after: Rates) -> Hos
     old = _ratio(before, service, RUN_DELAY, (RUN_DELAY, CPU_TIME))
     if new is None or old is None or new <= 0 or new - old < record.limits.wait_share:
         return None
+    if after[service][RUN_DELAY].per_second - before[service][RUN_DELAY].per_second < record.limits.wait_rate:
+        return None
     share = Evidence("host", "run_delay_share", old, new, new - old, after[service][RUN_DELAY].n)
     evidence = [share, *_rate_evidence(RUN_DELAY, service, before, after)]
     return HostPressure("cpu_contention", min(1.0, new - old), tuple(evidence))
