@@ -21,6 +21,9 @@ from pasta_otel.clock import Clock
 T = TypeVar("T")
 SECOND_NS = 1_000_000_000
 NEVER_NS = 1 << 63
+MAX_SKEW_NS = (
+    3 * SECOND_NS
+)  # beyond what an HTTP date's resolution explains, the controller's clock counts for its ends
 _log = logging.getLogger(__name__)
 
 
@@ -41,10 +44,17 @@ class RemoteFlag(NamedTuple):
 
 
 class FlagAnswer(NamedTuple):
-    """What one poll brought; ``flags`` is None when nothing changed since ``etag``."""
+    """What one poll brought.
+
+    Attributes:
+        flags: All flags; None when nothing changed since ``etag``.
+        etag: What to ask with next time.
+        server_unix_nano: The controller's own time to the second (HTTP ``Date``); 0 = it did not say.
+    """
 
     flags: Mapping[str, RemoteFlag] | None
     etag: str
+    server_unix_nano: int = 0
 
 
 class FlagTransport(Protocol):
@@ -172,6 +182,8 @@ class FlagClient:
         if answer.flags is not None:
             self._flags, self._etag = answer.flags, answer.etag
         now_ns, now_unix_nano = self._monotonic_ns(), self._clock.unix_nano()
+        if answer.server_unix_nano and abs(answer.server_unix_nano - now_unix_nano) > MAX_SKEW_NS:
+            now_unix_nano = answer.server_unix_nano
         held_ns = now_ns + self._ttl_ns
         self._entries = {
             name: _Entry(flag.value, min(held_ns, _deadline_ns(flag, now_ns, now_unix_nano)), flag)

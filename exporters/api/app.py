@@ -77,7 +77,7 @@ def create_app(providers: ApiProviders, *, token: str = "") -> Starlette:
     ]
     app = Starlette(
         routes=routes,
-        exception_handlers={PastaError: _on_error, HTTPException: _on_http_error},  # type: ignore[dict-item]  # narrower argument than Starlette's type
+        exception_handlers={PastaError: _on_error, HTTPException: _on_http_error, OSError: _on_os_error},  # type: ignore[dict-item]  # narrower argument than Starlette's type
     )
     if token:
         app.add_middleware(BearerAuth, token=token)
@@ -213,6 +213,10 @@ async def _on_error(_: Request, error: PastaError) -> Response:
         described |= {"field": error.field, "kind": error.kind}
         return _json({"error": described}, STATUS_BY_KIND.get(error.kind, 400))
     return _json({"error": described}, 503 if isinstance(error, MissingError) else 409)
+
+
+async def _on_os_error(_: Request, error: OSError) -> Response:
+    return _json({"error": {"message": f"not done: {error.strerror or type(error).__name__}"}}, 503)
 
 
 async def _on_http_error(_: Request, error: HTTPException) -> Response:

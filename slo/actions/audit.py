@@ -46,6 +46,10 @@ class AuditLog:
             self._recent.append(line)
             self.sequence = max(self.sequence, line["seq"])
 
+    def continue_after(self, sequence: int) -> None:
+        """Number the next entry after this one: the file may have been rotated away."""
+        self.sequence = max(self.sequence, sequence)
+
     def append(self, entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Write entries in one write and sync it; each gets the next ``seq``.
 

@@ -69,7 +69,7 @@ class ActionEngine:
         self._policy, self._flags, self._journal, self._clock = policy, flags, journal, clock
         self._notifier, self._health, self._on_flags = notifier, health or NoEvidence(), on_flags
         self._lock = threading.RLock()
-        self._first_seen: dict[tuple[str, int, str], int] = {}
+        self._first: dict[str, tuple[int, str, int]] = {}  # SLO -> (burn, cause, since when that cause is first)
         spec = semconv.METRICS[semconv.ACTIONS]
         self._count = meter.create_counter(spec.name, spec.unit, spec.description)
         self._restore()
@@ -85,7 +85,7 @@ class ActionEngine:
                 if state.verdict == "burning":
                     records += self._answer(state, now)
             ended = {state.name for state in evaluation.states if state.verdict == "ok"}
-            self._first_seen = {key: began for key, began in self._first_seen.items() if key[0] not in ended}
+            self._first = {slo: first for slo, first in self._first.items() if slo not in ended}
         return tuple(records)
 
     def recent(self, limit: int) -> list[dict[str, Any]]:
@@ -194,6 +194,9 @@ class ActionEngine:
         burn = state.since_unix_nano if state.burn_since_unix_nano is None else state.burn_since_unix_nano
         causes = state.attribution.causes if state.attribution else ()
         cause = causes[0] if causes else None
+        first = (burn, _cause_text(cause) if cause else "")
+        if self._first.get(state.name, ())[:2] != first:
+            self._first[state.name] = (*first, now)
         done = self._degrade(state, burn, cause, now) if cause else []
         return [*done, *self._raise_capture(state, burn, cause, now), *self._notify(state, burn, cause, now)]
 
@@ -207,8 +210,7 @@ class ActionEngine:
                 active.slos.append(state.name)
                 self._journal.save()
             return []
-        began = self._first_seen.setdefault((state.name, burn, dependency.name), now)
-        if now - began < self._policy.dwell_ns:
+        if now - self._first[state.name][2] < self._policy.dwell_ns:
             return []
         entry = self._plan(dependency, state, cause, now)
         kind, obstacle = self._obstacle(dependency, now)

@@ -26,6 +26,7 @@ class Journal:
     def __init__(self, audit: AuditLog, checkpoint: Checkpoint) -> None:
         self._audit, self._checkpoint = audit, checkpoint
         self.state: ActionState = checkpoint.load(audit.lines())
+        audit.continue_after(self.state.seq)
 
     def commit(self, entries: Sequence[tuple[ActionRecord, Effect | None]]) -> None:
         """Write the records, then apply their effects.

@@ -7,11 +7,12 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 from pasta_otel.errors import InputError
-from pasta_otel.slo.actions.times import from_rfc3339
+from pasta_otel.slo.actions.times import SECOND_NS, from_rfc3339
 from pasta_otel.slo.flags import FlagAnswer, RemoteFlag
 
 PATH = "/ofrep/v1/evaluate/flags"
@@ -78,11 +79,12 @@ class OfrepTransport:
         connection.request("POST", f"{self._prefix}{PATH}", body=BODY, headers=headers)
         response = connection.getresponse()
         body = self._read(response, deadline)
+        server_unix_nano = _date(response.headers.get("Date"))
         if response.status == http.client.NOT_MODIFIED:
-            return FlagAnswer(None, etag)
+            return FlagAnswer(None, etag, server_unix_nano)
         if response.status != http.client.OK:
             raise ConnectionError(f"status {response.status}")
-        return FlagAnswer(parse_flags(json.loads(body)), response.headers.get("ETag", ""))
+        return FlagAnswer(parse_flags(json.loads(body)), response.headers.get("ETag", ""), server_unix_nano)
 
     def _connect(self) -> http.client.HTTPConnection:
         if self._scheme == "https":
@@ -131,6 +133,13 @@ def _parse(entry: Mapping[str, Any]) -> RemoteFlag | None:
     except (TypeError, ValueError):
         return None  # a degradation whose end is unreadable might never end
     return RemoteFlag(entry["value"], expires_unix_nano, str(metadata.get("since", "")), metadata.get("pinned") is True)
+
+
+def _date(text: str | None) -> int:
+    try:
+        return int(parsedate_to_datetime(text).timestamp()) * SECOND_NS if text else 0
+    except (ValueError, OverflowError):
+        return 0
 
 
 def _split(url: str) -> tuple[str, str, int | None, str]:

@@ -31,6 +31,8 @@ class Flags:
     def pin(self, key, value, by, reason):
         if key != "degrade.x":
             raise InputError("no such flag", field=key, kind="not_found")
+        if reason == "disk":
+            raise OSError(28, "No space left on device")
         if reason == "fixed":
             raise InputError("pinned by the policy file", field=key, kind="conflict")
         self.pins.append((key, value, by, reason))
@@ -110,6 +112,8 @@ def test_metrics_come_in_the_form_that_was_asked_for(url):
         ("PUT", "/api/v1/flags/degrade.y/pin", b'{"value": true}', 404, "degrade.y: no such flag"),
         ("PUT", "/api/v1/flags/degrade.x/pin", b'{"value": true, "reason": "fixed"}', 409,
          "degrade.x: pinned by the policy file"),
+        ("PUT", "/api/v1/flags/degrade.x/pin", b'{"value": true, "reason": "disk"}', 503,
+         "not done: No space left on device"),
         ("GET", "/nothing", None, 404, "Not Found"),
         ("POST", "/metrics", b"", 405, "Method Not Allowed"),
     ],

@@ -264,6 +264,14 @@ def test_a_cause_must_stay_first_for_the_dwell(tmp_path):
     world.audit.close()
 
 
+def test_a_cause_that_is_not_first_in_between_starts_its_dwell_again(tmp_path):
+    world = World(tmp_path, dwell_seconds=3)
+    other = slo("burning", cause("self_time", "model", "model"))
+    assert [world.tick(state) for state in (BURNING, BURNING, BURNING, other, BURNING, BURNING, BURNING)] == [[]] * 7
+    assert world.tick(BURNING) == ACT
+    world.audit.close()
+
+
 def test_no_more_degradations_than_the_blast_radius_allows(world):
     ads = cause("edge_latency", "ads", "order-api -> ads")
     world.tick(BURNING)
@@ -420,6 +428,21 @@ def test_the_audit_alone_is_enough_to_remember(world, damage):
     assert world.on is True
     assert world.tick(BURNING) == []
     assert world.notified(BURNING) == []
+
+
+def test_a_rotated_audit_goes_on_counting_so_that_later_lines_count(world):
+    world.tick(BURNING)
+    (world.folder / "audit.jsonl").rename(world.folder / "audit.jsonl.1")
+    checkpoint = world.folder / "actions.json"
+    before = checkpoint.read_bytes()
+    world.restart()
+    assert world.on is True
+    world.health.verdict = True
+    assert world.tick(OK) == REVERT
+    assert [line["seq"] for line in world.lines()] == [4, 5]
+    checkpoint.write_bytes(before)  # as if killed between the audit and the checkpoint
+    world.restart()
+    assert world.on is False
 
 
 def test_a_restart_after_the_ttl_starts_from_off_and_says_so(world):

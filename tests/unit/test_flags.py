@@ -35,7 +35,7 @@ class Controller:
     """A controller in memory: what it tells, or its absence."""
 
     def __init__(self):
-        self.flags, self.etag, self.down = {}, "1", False
+        self.flags, self.etag, self.down, self.unix_nano = {}, "1", False, 0
 
     def tell(self, **flags):
         self.flags = {name.replace("__", "."): flag for name, flag in flags.items()}
@@ -44,7 +44,7 @@ class Controller:
     def fetch(self, etag):
         if self.down:
             raise ConnectionRefusedError
-        return FlagAnswer(None if etag == self.etag else self.flags, self.etag)
+        return FlagAnswer(None if etag == self.etag else self.flags, self.etag, self.unix_nano)
 
     def close(self): ...
 
@@ -97,6 +97,18 @@ def test_an_unchanged_answer_renews_the_hold_but_not_the_flags_own_end(runtime, 
     assert (runtime.flags.get(FLAG, False), runtime.flags.get("degrade.other", False)) == (True, True)
     clock.seconds = 25
     assert (runtime.flags.get(FLAG, False), runtime.flags.get("degrade.other", False)) == (False, True)
+
+
+@pytest.mark.parametrize("skew", [-3600, 0, 2, 3600])
+def test_an_end_counts_by_the_controllers_clock_when_the_two_disagree(runtime, controller, clock, skew):
+    controller.unix_nano = START_UNIX_NANO + skew * 10**9
+    controller.tell(degrade__recommendations=RemoteFlag(True, controller.unix_nano + 8 * 10**9))
+    runtime.flags.poll()
+    local = skew if abs(skew) <= 3 else 0  # seconds: a small difference may be the date's resolution
+    clock.seconds = 7.9 + local
+    assert runtime.flags.get(FLAG, False) is True
+    clock.seconds = 8 + local
+    assert runtime.flags.get(FLAG, False) is False
 
 
 def test_a_value_of_another_type_than_the_default_is_not_taken(runtime, controller):
