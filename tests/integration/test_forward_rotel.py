@@ -26,7 +26,7 @@ def upstream_config(protocol: str, grpc_port: int, http_port: int, **options) ->
 
 async def until(condition, timeout_s: float = 20.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - another thread's state has no event
             await asyncio.sleep(0.02)
 
 

@@ -110,7 +110,7 @@ def status_of(response: httpx.Response) -> tuple[int, str]:
 
 @pytest.mark.parametrize("media", [PROTOBUF, JSON])
 async def test_every_refusal_has_a_status_body_in_the_requests_own_content_type(ledger, sink, media):
-    async with receiving(ledger, sink, max_request_bytes=10_000) as receiver:
+    async with receiving(ledger, sink, max_request_bytes=10_000) as receiver:  # noqa: SIM117 - reads better
         async with httpx.AsyncClient(base_url=receiver.http_url, headers={"content-type": media}) as client:
             answers = {
                 "404": await client.post("/v2/traces", content=b""),
@@ -195,7 +195,7 @@ async def test_partial_success_is_answered_alike_by_every_transport(ledger, sink
 
 
 async def test_grpc_refuses_what_is_malformed_and_goes_on(ledger, sink):
-    async with receiving(ledger, sink, max_request_bytes=10_000) as receiver:
+    async with receiving(ledger, sink, max_request_bytes=10_000) as receiver:  # noqa: SIM117 - reads better
         async with grpc.aio.insecure_channel(receiver.grpc_target) as channel:
             export = channel.unary_unary(EXPORT)
             with pytest.raises(grpc.aio.AioRpcError) as malformed:
@@ -252,7 +252,7 @@ async def test_both_transports_speak_tls(ledger, sink, certificate):
             answer = await client.post(
                 f"{receiver.http_url}/v1/traces", content=body, headers={"content-type": PROTOBUF}
             )
-        credentials = grpc.ssl_channel_credentials(Path(chain).read_bytes())
+        credentials = grpc.ssl_channel_credentials(await asyncio.to_thread(Path(chain).read_bytes))
         async with grpc.aio.secure_channel(f"localhost:{receiver.grpc_port}", credentials) as channel:
             assert await channel.unary_unary(EXPORT)(body) == b""
     assert answer.status_code == 200

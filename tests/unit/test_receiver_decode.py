@@ -30,6 +30,15 @@ def intake() -> tuple[Intake, KeepingSink, Ledger]:
     return Intake([sink], ledger), sink, ledger
 
 
+def status_after(take, body: bytes, **options) -> int:
+    """Return the HTTP status of a request; any other exception fails the test."""
+    try:
+        take(body, **options)
+    except Refused as refused:
+        return refused.http_status
+    return 200
+
+
 @pytest.mark.case("O03")
 def test_a_bad_id_rejects_its_span_and_no_other():
     take, sink, ledger = intake()
@@ -161,7 +170,8 @@ def test_bad_json_outside_a_span_is_one_error_that_names_the_field(body, place):
 def test_json_nested_without_end_rejects_the_span():
     take, _, _ = intake()
     value = '{"arrayValue":{"values":[' * 200 + '{"intValue":1}' + "]}}" * 200
-    body = '{"resourceSpans":[{"scopeSpans":[{"spans":[{"attributes":[{"key":"a","value":%s}]}]}]}]}' % value
+    before, after = '{"resourceSpans":[{"scopeSpans":[{"spans":[{"attributes":[{"key":"a","value":', "}]}]}]}]}"
+    body = before + value + after
     assert "nested deeper" in take.traces(body.encode(), is_json=True).message
 
 
@@ -255,10 +265,7 @@ def test_no_bytes_crash_the_decoder(body):
     take, _, ledger = intake()
     for is_json in (False, True):
         for signal in (take.traces, take.metrics):
-            try:
-                signal(body, is_json=is_json)
-            except Refused as refused:
-                assert refused.http_status == 400
+            assert status_after(signal, body, is_json=is_json) in {200, 400}
     assert ledger.snapshot().balanced
 
 
@@ -268,10 +275,7 @@ def test_no_changed_byte_crashes_the_decoder(position, value):
     body = bytearray(request(span("name", attributes={"a": "text", "b": 1.5}), service="svc").SerializeToString())
     body[position % len(body)] = value
     take, _, ledger = intake()
-    try:
-        take.traces(bytes(body))
-    except Refused as refused:
-        assert refused.http_status == 400
+    assert status_after(take.traces, bytes(body)) in {200, 400}
     assert ledger.snapshot().balanced
 
 
