@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol
 
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
 
 from pasta_otel import semconv
 from pasta_otel.context import selected
+from pasta_otel.errors import InputError
 from pasta_otel.model import OpSpan
 
 DEFAULT_TIER = 2
@@ -19,6 +21,7 @@ DEFAULT_TIER = 2
 MODULE_TIER = 2
 FULL_TIER = 3
 MAX_TIER = 4
+NEVER_UNIX_NANO = 1 << 63
 
 
 class RowSink(Protocol):
@@ -65,6 +68,25 @@ class CaptureState:
         if named and not ours:
             return
         self._raised = (tier, ours, until_unix_nano)
+
+    def apply(self, flag: Mapping[str, Any] | None) -> None:
+        """Take over the flag ``pasta.capture``: ``{"tier", "targets": [{"service", "operation"}], "until"}``.
+
+        No flag, or none of its own tier, means the default tier. ``until`` is RFC 3339; without it the tier holds until
+        the flag changes.
+
+        Raises:
+            InputError: The flag cannot be read; names the field. The tier stays as it was.
+        """
+        if not flag or flag.get("tier") is None:
+            self.lower()
+            return
+        tier = flag["tier"]
+        if not isinstance(tier, int) or isinstance(tier, bool) or not 0 <= tier <= MAX_TIER:
+            raise InputError(f"expected 0 to {MAX_TIER}, got {tier!r}", field="pasta.capture.tier")
+        until, targets = _deadline(flag.get("until")), _targets(flag.get("targets") or ())
+        self.lower()
+        self.raise_to(tier, until, targets)
 
     def lower(self) -> None:
         """Return to the default tier."""
@@ -166,10 +188,21 @@ def _counter(meter: Meter, name: str) -> Any:
     return meter.create_counter(spec.name, unit=spec.unit, description=spec.description)
 
 
-def capture_targets(flag: Mapping[str, Any]) -> list[CaptureTarget]:
-    """Return the targets of a ``pasta.capture`` flag value (``{"tier", "targets", "until"}``)."""
+def _targets(targets: Iterable[Any]) -> list[CaptureTarget]:
     return [
         CaptureTarget(service=target.get("service"), operation=target.get("operation"))
-        for target in flag.get("targets") or []
+        for target in targets
         if isinstance(target, Mapping)
     ]
+
+
+def _deadline(until: Any) -> int:
+    if until is None or until == "":
+        return NEVER_UNIX_NANO
+    try:
+        end = datetime.fromisoformat(str(until))
+    except ValueError as error:
+        raise InputError(f"expected an RFC 3339 time, got {until!r}", field="pasta.capture.until") from error
+    if end.tzinfo is None:
+        raise InputError(f"the time {until!r} has no zone", field="pasta.capture.until")
+    return int(end.timestamp()) * 1_000_000_000 + end.microsecond * 1000

@@ -258,6 +258,45 @@ def test_a_tier_for_another_service_is_not_ours():
         capture.raise_to(5, 10)
 
 
+@pytest.mark.parametrize(
+    ("flag", "tier"),
+    [
+        (None, 2),
+        ({"tier": None}, 2),
+        ({"tier": 3}, 3),
+        ({"tier": 3, "until": "1970-01-01T00:00:01Z"}, 2),
+        ({"tier": 3, "until": "1970-01-01T00:00:03+00:00"}, 3),
+        ({"tier": 1, "targets": [{"service": "ranker", "operation": "slow"}]}, 1),
+        ({"tier": 3, "targets": [{"service": "ranker", "operation": "fast"}]}, 2),
+        ({"tier": 3, "targets": [{"service": "orders"}]}, 2),
+    ],
+)
+def test_the_capture_flag_sets_the_tier(flag, tier):
+    capture = CaptureState("ranker", unix_nano=lambda: 2_000_000_000)
+    capture.raise_to(4, 10**18)
+    capture.apply(flag)
+    assert capture.tier("slow") == tier
+
+
+@pytest.mark.parametrize(
+    ("flag", "field"),
+    [
+        ({"tier": 5}, "pasta.capture.tier"),
+        ({"tier": "three"}, "pasta.capture.tier"),
+        ({"tier": True}, "pasta.capture.tier"),
+        ({"tier": 3, "until": "tomorrow"}, "pasta.capture.until"),
+        ({"tier": 3, "until": "2026-01-01T00:00:00"}, "pasta.capture.until"),
+    ],
+)
+def test_a_capture_flag_that_cannot_be_read_changes_nothing(flag, field):
+    capture = CaptureState(unix_nano=lambda: 0)
+    capture.raise_to(4, 10)
+    with pytest.raises(InputError) as raised:
+        capture.apply(flag)
+    assert raised.value.field == field
+    assert capture.tier() == 4
+
+
 def test_tier_below_two_records_no_modules():
     app = App()
     app.running.capture.default_tier = 1
