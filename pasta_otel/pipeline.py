@@ -21,6 +21,7 @@ DEFAULT_TIER = 2
 MODULE_TIER = 2
 FULL_TIER = 3
 MAX_TIER = 4
+RESTING_TIER = 1  # what the controller serves while nothing burns
 NEVER_UNIX_NANO = 1 << 63
 
 
@@ -72,8 +73,8 @@ class CaptureState:
     def apply(self, flag: Mapping[str, Any] | None) -> None:
         """Take over the flag ``pasta.capture``: ``{"tier", "targets": [{"service", "operation"}], "until"}``.
 
-        No flag, or none of its own tier, means the default tier. ``until`` is RFC 3339; without it the tier holds until
-        the flag changes.
+        Without a flag, and at the controller's resting tier 1, the app's own default holds; 0 turns module spans off.
+        ``until`` is RFC 3339; without it the tier holds until the flag changes.
 
         Raises:
             InputError: The flag cannot be read; names the field. The tier stays as it was.
@@ -84,6 +85,9 @@ class CaptureState:
         tier = flag["tier"]
         if not isinstance(tier, int) or isinstance(tier, bool) or not 0 <= tier <= MAX_TIER:
             raise InputError(f"expected 0 to {MAX_TIER}, got {tier!r}", field="pasta.capture.tier")
+        if tier == RESTING_TIER:
+            self.lower()
+            return
         until, targets = _deadline(flag.get("until")), _targets(flag.get("targets") or ())
         self.lower()
         self.raise_to(tier, until, targets)
