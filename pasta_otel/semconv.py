@@ -157,3 +157,11 @@ MODULE_SPANS_DROPPED = _metric(
 )
 TRACES_RECORDED = _metric("pasta.traces.recorded", "counter", "{trace}", "Traces that module spans were recorded for.")
 CAPTURE_TIER = _metric("pasta.capture.tier", "gauge", "1", "Capture tier that the app works at, 0 to 4.")
+
+# the /metrics page
+PROMETHEUS_SKIPPED = _metric(
+    "pasta.prometheus.points.skipped",
+    "counter",
+    "{point}",
+    "Points that the Prometheus formats cannot say, by `reason` (exponential_histogram, delta, ...).",
+)

@@ -8,10 +8,12 @@ import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
 from pasta_otel import semconv
+from pasta_otel.exporters.otlp import wire
 from pasta_otel.model import Attributes, AttributeValue
 
 
@@ -51,6 +53,15 @@ class ProcessIdentity:
         if pid != os.getpid():
             self._known = pid, instance_id = os.getpid(), self._new_id()
         return {semconv.SERVICE_INSTANCE_ID: instance_id, semconv.PROCESS_PID: pid}
+
+
+def renew_resource(encoded: Any, identity: ProcessIdentity) -> None:
+    """Write this process's identity into an encoded ``Resource`` message."""
+    own = identity.attributes()
+    others = [pair for pair in encoded.attributes if pair.key not in own]
+    del encoded.attributes[:]
+    encoded.attributes.extend(others)
+    encoded.MergeFromString(wire.resource(own))
 
 
 def default_service_name() -> str:

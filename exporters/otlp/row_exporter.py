@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -23,6 +22,7 @@ from pasta_otel.exporters.otlp import wire
 from pasta_otel.exporters.otlp.config import OtlpConfig
 from pasta_otel.exporters.otlp.counts import SinkCounts, observe
 from pasta_otel.exporters.otlp.encoder import Scope, encode_spans, slice_columns
+from pasta_otel.exporters.otlp.fork import renew_in_children
 from pasta_otel.exporters.otlp.resource import ProcessIdentity
 from pasta_otel.exporters.otlp.rows import columns_from_rows, valid_rows
 from pasta_otel.exporters.otlp.sender import Outcome, Sender
@@ -101,7 +101,7 @@ class RowExporter:
         self._max_bytes = config.max_request_bytes
         self._resource_bytes: tuple[int, bytes] | None = None
         self._state = _State()
-        _register_fork(self)
+        renew_in_children(self)
         if meter is not None:
             observe(meter, sink, self.counts)
 
@@ -323,20 +323,8 @@ class RowExporter:
             self._resource_bytes = pid, wire.resource({**self._resource(), **self._identity.attributes()})
         return self._resource_bytes[1]
 
-    def _after_fork_in_child(self) -> None:
+    def after_fork(self) -> None:
+        """Start anew in a child: what the parent queued is the parent's to send."""
         closed = self._state.closed
         self._state = _State()
         self._state.closed = closed
-        self._sender.after_fork()
-
-
-def _register_fork(exporter: RowExporter) -> None:
-    """Renew the exporter in children, without keeping it alive for that."""
-    reference = weakref.ref(exporter)
-
-    def renew() -> None:
-        alive = reference()
-        if alive is not None:
-            alive._after_fork_in_child()  # noqa: SLF001  same module
-
-    os.register_at_fork(after_in_child=renew)

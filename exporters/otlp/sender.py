@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pasta_otel.exporters.otlp.config import OtlpConfig, Signal
+from pasta_otel.exporters.otlp.fork import renew_in_children
 from pasta_otel.exporters.otlp.transport import Reply, Transport, make_transport
 
 _logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Sender:
         self._limit_s = math.inf
         self._aborted = False
         self._warned: dict[str, float] = {}
+        renew_in_children(self)
 
     def send(self, body: bytes, items: int) -> Outcome:
         """Send one request; retry transient failures until its deadline.

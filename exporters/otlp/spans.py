@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,10 +15,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import Sampler
 from opentelemetry.trace import Link, Status
 
-from pasta_otel.exporters.otlp import wire
 from pasta_otel.exporters.otlp.config import OtlpConfig
 from pasta_otel.exporters.otlp.counts import SinkCounts, observe
-from pasta_otel.exporters.otlp.resource import ProcessIdentity, build_resource, default_identity
+from pasta_otel.exporters.otlp.fork import renew_in_children
+from pasta_otel.exporters.otlp.resource import ProcessIdentity, build_resource, default_identity, renew_resource
 from pasta_otel.exporters.otlp.sender import Outcome, Sender
 from pasta_otel.exporters.otlp.text import clean_utf8, is_clean
 from pasta_otel.model import Attributes
@@ -50,7 +48,7 @@ class PastaSpanExporter(SpanExporter):
         self._received = self._ok = 0
         self._dropped: Counter[str] = Counter()
         self._closed = False
-        _register_fork(self)
+        renew_in_children(self)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send spans; called on the processor's thread."""
@@ -112,19 +110,15 @@ class PastaSpanExporter(SpanExporter):
     def _encode(self, spans: Sequence[ReadableSpan]) -> bytes:
         request = encode_spans([clean_span(span) for span in spans])
         if self._identity is not None:
-            own = self._identity.attributes()
             for group in request.resource_spans:
-                others = [pair for pair in group.resource.attributes if pair.key not in own]
-                del group.resource.attributes[:]
-                group.resource.attributes.extend(others)
-                group.resource.MergeFromString(wire.resource(own))
+                renew_resource(group.resource, self._identity)
         return bytes(request.SerializeToString())
 
-    def _after_fork_in_child(self) -> None:
+    def after_fork(self) -> None:
+        """Start a new account in a child."""
         self._lock = threading.Lock()
         self._received = self._ok = 0
         self._dropped = Counter()
-        self._sender.after_fork()
 
 
 def clean_span(span: ReadableSpan) -> ReadableSpan:
@@ -206,7 +200,7 @@ class PastaSpanProcessor(BatchSpanProcessor):
         self._ended = self._overflowed = 0
         self._ended_late = 0
         self._stopped = self._finished = False
-        _register_fork(self)
+        renew_in_children(self)
 
     def on_end(self, span: ReadableSpan) -> None:
         """Queue a sampled span; never blocks."""
@@ -258,7 +252,8 @@ class PastaSpanProcessor(BatchSpanProcessor):
         timer.cancel()
         self._finished = True
 
-    def _after_fork_in_child(self) -> None:
+    def after_fork(self) -> None:
+        """Start a new account in a child."""
         self._count_lock = threading.Lock()
         self._ended = self._overflowed = self._ended_late = 0
         self._finished = self._stopped
@@ -293,18 +288,6 @@ def build_tracer_provider(  # noqa: PLR0913  keyword-only: everything it touches
     if meter is not None:
         observe(meter, "otlp_spans", processor.counts)
     return provider
-
-
-def _register_fork(owner: PastaSpanExporter | PastaSpanProcessor) -> None:
-    """Renew the owner in children, without keeping it alive for that."""
-    reference = weakref.ref(owner)
-
-    def renew() -> None:
-        alive = reference()
-        if alive is not None:
-            alive._after_fork_in_child()  # noqa: SLF001  same module
-
-    os.register_at_fork(after_in_child=renew)
 
 
 __all__ = ["PastaSpanExporter", "PastaSpanProcessor", "build_tracer_provider", "clean_span"]
