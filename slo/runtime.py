@@ -164,6 +164,8 @@ def make_transport(
     url: str, token: str = "", tls: ssl.SSLContext | None = None, fallback: Callable[[], FlagTransport] = NoTransport
 ) -> FlagTransport:
     """Return a transport for the URL; a bad URL is logged and gives the fallback: it must not stop the service."""
+    if not url:  # set to nothing on purpose: there is no controller
+        return fallback()
     from pasta_otel.slo.actions.ofrep_client import OfrepTransport  # noqa: PLC0415 - http.client loads on first use
 
     try:

@@ -31,7 +31,7 @@ from pasta_otel.slo.policy import ARROW, Dependency, Policy
 
 _log = logging.getLogger(__name__)
 Commit = Sequence[tuple[ActionRecord, Effect | None]]
-FlagsListener = Callable[[Sequence[Mapping[str, Any]]], None]
+FlagsListener = Callable[[Sequence[Mapping[str, Any]]], object]
 
 
 def make_flagbook(policy: Policy, clock: Clock) -> FlagBook:

@@ -41,6 +41,7 @@ class BreakerConfig:
         minimum_calls: Calls in the window below which no rate is judged.
         window_type: ``count`` (the last N calls) or ``time`` (the last N seconds, in whole seconds).
         window_size: N.
+        open_by_rate: False = the rates never open it: only an SLO or a person does (probes are judged all the same).
         failures: Exceptions that count as failed; any other Exception counts as a good answer.
         ignored: Exceptions that count as nothing; they win over ``failures``.
         is_failure: Says whether a returned value counts as failed; called without any lock.
@@ -57,6 +58,7 @@ class BreakerConfig:
     minimum_calls: int = 100
     window_type: WindowType = "count"
     window_size: int = 100
+    open_by_rate: bool = True
     failures: tuple[type[Exception], ...] = (Exception,)
     ignored: tuple[type[Exception], ...] = ()
     is_failure: Callable[[Any], bool] | None = None

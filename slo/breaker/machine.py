@@ -116,6 +116,8 @@ class Machine:
         return 0 < limit_ns <= now_ns - self._since_ns
 
     def _judge_closed(self, now_ns: int) -> None:
+        if not self.config.open_by_rate:
+            return
         totals = self._window.totals(now_ns)
         if totals.calls >= self.config.calls_to_judge and (reason := self._exceeded(totals)):
             self.move(BreakerState.OPEN, reason, now_ns)

@@ -23,14 +23,10 @@ from pasta_otel.clock import SystemClock
 from pasta_otel.exporters.api import ApiProviders, ApiServer, create_app
 from pasta_otel.exporters.flagd import FlagdFile
 from pasta_otel.model import Attribution, Cause, TimeWindow
-from pasta_otel.slo.actions.audit import AuditLog
-from pasta_otel.slo.actions.engine import ActionEngine, make_flagbook
-from pasta_otel.slo.actions.journal import Journal
 from pasta_otel.slo.actions.ofrep_client import OfrepTransport
-from pasta_otel.slo.actions.state import Checkpoint
+from pasta_otel.slo.actions.response import build_response
 from pasta_otel.slo.actions.times import from_rfc3339
 from pasta_otel.slo.evaluation import Evaluation, SLOState
-from pasta_otel.slo.notify import Notifier
 from pasta_otel.slo.policy import parse_policy
 
 FLAG, EDGE = "degrade.recommendations", "order-api -> recommendations"
@@ -49,17 +45,16 @@ class Controller:
             "ttl_seconds": ttl_seconds,
             "dependencies": {"recommendations": {"critical": False, "flag": FLAG, "breaker": EDGE}},
         }
-        policy = parse_policy(document)
-        self.audit = AuditLog(folder / "audit.jsonl")
-        self.engine = ActionEngine(
-            policy,
-            make_flagbook(policy, self.clock),
-            Journal(self.audit, Checkpoint(folder / "actions.json")),
-            self.clock,
-            notifier=Notifier([], METER),
+        self.response = build_response(
+            parse_policy(document),
+            folder / "audit.jsonl",
+            clock=self.clock,
             meter=METER,
+            environ={},
             on_flags=FlagdFile(folder / "flags.json").write,
         )
+        self.response.start()
+        self.engine = self.response.engine
         app = create_app(ApiProviders(flags=self.engine, actions=self.engine.recent))
         self.server = ApiServer(app, port=port)
         self.server.start()
@@ -76,7 +71,7 @@ class Controller:
 
     def stop(self):
         self.server.stop()
-        self.audit.close()
+        self.response.stop()
 
 
 @pytest.fixture

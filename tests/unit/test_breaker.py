@@ -172,6 +172,17 @@ def test_a_time_window_forgets_old_failures(clock):
     assert circuit.state is BreakerState.CLOSED
 
 
+def test_rates_do_not_open_a_breaker_that_is_left_to_the_slo(clock):
+    circuit = breaker(clock, minimum_calls=1, open_by_rate=False, open_seconds=1, half_open_max_calls=1)
+    for _ in range(5):
+        outcome(circuit, "fail")
+    assert (circuit.state, circuit.totals.failed) == (BreakerState.CLOSED, 5)
+    circuit.open("slo", half_open_policy="any_failure")
+    clock.seconds = 1
+    outcome(circuit, "fail")
+    assert circuit.state is BreakerState.OPEN
+
+
 def test_rate_policy_waits_for_all_probes(clock):
     circuit = breaker(clock, half_open_max_calls=4, open_seconds=1, failure_rate=0.6)
     circuit.open()
