@@ -19,7 +19,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 class Answer:
     """One scripted answer; ``hang`` keeps the request until the receiver closes."""
 
-    def __init__(self, status: int = 200, body: dict[str, Any] | None = None, headers: dict[str, str] | None = None, hang: bool = False):
+    def __init__(
+        self,
+        status: int = 200,
+        body: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+        hang: bool = False,
+    ):
         self.status, self.body, self.headers, self.hang = status, body, headers or {}, hang
 
 
@@ -81,7 +87,9 @@ class HttpReceiver(Receiver):
                     receiver.closing.wait(60)
                     return
                 data = b"" if answer.body is None else json.dumps(answer.body).encode()
-                head = f"HTTP/1.1 {answer.status} x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+                head = (
+                    f"HTTP/1.1 {answer.status} x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+                )
                 head += "".join(f"{k}: {v}\r\n" for k, v in answer.headers.items())
                 self.wfile.write(head.encode() + b"\r\n" + data)
 
@@ -110,7 +118,7 @@ class GrpcReceiver(Receiver):
     """``status`` of an answer is a grpc.StatusCode name, or 200."""
 
     def __enter__(self):
-        import grpc  # noqa: PLC0415  an extra
+        import grpc
 
         def export(body: bytes, context: Any) -> bytes:
             answer = self.take(body, dict(context.invocation_metadata()))
@@ -125,7 +133,9 @@ class GrpcReceiver(Receiver):
             return response.SerializeToString()
 
         method = grpc.unary_unary_rpc_method_handler(export)
-        handler = grpc.method_handlers_generic_handler("opentelemetry.proto.collector.trace.v1.TraceService", {"Export": method})
+        handler = grpc.method_handlers_generic_handler(
+            "opentelemetry.proto.collector.trace.v1.TraceService", {"Export": method}
+        )
         self.server = grpc.server(ThreadPoolExecutor(4))
         self.server.add_generic_rpc_handlers((handler,))
         self.endpoint = f"http://127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"

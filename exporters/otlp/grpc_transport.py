@@ -28,6 +28,7 @@ from pasta_otel.exporters.otlp.transport import (
     Reply,
     gzipped,
     limit_socket,
+    load_codecs,
     open_socket,
     partial_success,
     remaining_s,
@@ -55,6 +56,7 @@ class GrpcTransport:
     """OTLP over gRPC with one kept connection."""
 
     def __init__(self, config: OtlpConfig, signal: Literal["traces", "metrics"] = "traces") -> None:
+        load_codecs()
         self._h2 = _import_h2()
         self._host, self._port, tls = _target(config)
         self._compress = config.compression == "gzip"

@@ -79,6 +79,7 @@ class HttpTransport:
     """OTLP over HTTP with one kept connection."""
 
     def __init__(self, config: OtlpConfig) -> None:
+        load_codecs()
         parts = urlsplit(config.endpoint)
         self._host, self._port, self._tls = parts.hostname or "localhost", parts.port, parts.scheme == "https"
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -156,6 +157,15 @@ def open_socket(host: str, port: int, context: ssl.SSLContext | None, deadline: 
     sock = socket.create_connection((host, port), timeout=min(remaining_s(deadline), CONNECT_TIMEOUT_S))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return context.wrap_socket(sock, server_hostname=host) if context else sock
+
+
+def load_codecs() -> None:
+    """Load what the first ``connect`` would import.
+
+    A fork while the worker's thread imports leaves that module locked for ever in the child, whose own first connect
+    then hangs in ``getaddrinfo`` (seen in one of 50 runs of case D01).
+    """
+    "localhost".encode("idna")
 
 
 def make_transport(config: OtlpConfig, signal: Signal = "traces") -> Transport:

@@ -109,7 +109,17 @@ def main(kind, protocol, endpoint, mode):
     for _ in range(5):
         out.emit(str(os.getpid()))
     stopped = out.shutdown()
-    print(json.dumps({"states": states, "children_s": took, "busy": emitted[0], "stopped": stopped, "pids": [os.getpid(), *children]}))
+    print(
+        json.dumps(
+            {
+                "states": states,
+                "children_s": took,
+                "busy": emitted[0],
+                "stopped": stopped,
+                "pids": [os.getpid(), *children],
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

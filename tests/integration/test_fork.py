@@ -40,7 +40,10 @@ def test_forked_children_export_their_own_spans_and_only_those(kind, protocol, m
     assert report["stopped"], errors
     assert len(spans) == expected["spans"], errors
     parent, *children = report["pids"]
-    assert collections.Counter(span.name for _, span in spans) == {str(parent): 10, **{str(pid): 10 for pid in children}}
+    assert collections.Counter(span.name for _, span in spans) == {
+        str(parent): 10,
+        **{str(pid): 10 for pid in children},
+    }
     assert len({span.span_id for _, span in everything}) == len(everything) == expected["spans"] + report["busy"]
     assert all(str(resource["process.pid"]) == span.name.removeprefix("busy-") for resource, span in everything)
     instances = {(resource["process.pid"], resource["service.instance.id"]) for resource, _ in everything}

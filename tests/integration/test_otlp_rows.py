@@ -152,7 +152,7 @@ def test_an_sdk_provider_ends_in_time_with_a_hung_collector(protocol, peer):
         started = time.monotonic()
         provider.shutdown()
         assert time.monotonic() - started < 15  # not 60 s and not the SDK's 30 s
-        counts = wait_for(lambda: processor.counts())
+        counts = wait_for(processor.counts)
         assert (counts.received, counts.ok, counts.pending) == (1000, 0, 0)
         assert sum(counts.dropped.values()) == 1000
 

@@ -20,15 +20,21 @@ from pasta_otel.exporters.otlp.rows import columns_from_rows
 from pasta_otel.model import OpSpan, SpanColumns, SpanSite, StringColumn
 
 KINDS = {1: SpanKind.INTERNAL, 2: SpanKind.SERVER, 3: SpanKind.CLIENT, 4: SpanKind.PRODUCER, 5: SpanKind.CONSUMER}
-INT64 = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, 1, 127, 128, 16383, 16384, 2**56, 2**63 - 1, -1]))
+INT64 = st.one_of(
+    st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, 1, 127, 128, 16383, 16384, 2**56, 2**63 - 1, -1])
+)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 KEY = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
-CONSTANT = st.one_of(TEXT, INT64, st.booleans(), st.floats(allow_nan=False), st.lists(INT64, max_size=3), st.lists(TEXT, max_size=3))
+CONSTANT = st.one_of(
+    TEXT, INT64, st.booleans(), st.floats(allow_nan=False), st.lists(INT64, max_size=3), st.lists(TEXT, max_size=3)
+)
 SITE = st.builds(
     SpanSite,
     name=st.one_of(TEXT, st.just("x" * 20000)),
     kind=st.sampled_from(list(KINDS)),
-    attributes=st.dictionaries(KEY, CONSTANT, max_size=3).map(lambda d: tuple((f"site.{k}", tuple(v) if isinstance(v, list) else v) for k, v in d.items())),
+    attributes=st.dictionaries(KEY, CONSTANT, max_size=3).map(
+        lambda d: tuple((f"site.{k}", tuple(v) if isinstance(v, list) else v) for k, v in d.items())
+    ),
 )
 
 
@@ -46,7 +52,12 @@ def batches(draw):
     attributes = {}
     for key in draw(st.lists(KEY, max_size=4, unique=True)):
         kind = draw(st.sampled_from(["int", "float", "bool", "str"]))
-        element = {"int": INT64, "float": st.floats(allow_nan=False), "bool": st.booleans(), "str": st.one_of(st.none(), TEXT)}[kind]
+        element = {
+            "int": INT64,
+            "float": st.floats(allow_nan=False),
+            "bool": st.booleans(),
+            "str": st.one_of(st.none(), TEXT),
+        }[kind]
         attributes[key] = (kind, column(element))
     return {
         "trace": column(ids), "span": column(span_ids), "parent": column(st.one_of(st.just(0), span_ids)),
@@ -72,7 +83,9 @@ def columns_of(batch):
         end_time_unix_nano=np.array(batch["end"], np.uint64),
         site=np.array(batch["site"], np.int32),
         sites=batch["sites"],
-        attributes={k: v if kind == "str" else np.array(v, DTYPES[kind]) for k, (kind, v) in batch["attributes"].items()},
+        attributes={
+            k: v if kind == "str" else np.array(v, DTYPES[kind]) for k, (kind, v) in batch["attributes"].items()
+        },
         error=None if batch["error"] is None else np.array(batch["error"], np.bool_),
         status_message=batch["message"],
     )
@@ -158,7 +171,9 @@ def test_ready_string_columns_are_taken_with_minus_one_as_absent():
     columns = one_span()
     codes = StringColumn(np.array([-1], np.int32), ["never"])
     columns = SpanColumns(**{f: getattr(columns, f) for f in columns.__slots__} | {"attributes": {"k": codes}})
-    span = ExportTraceServiceRequest.FromString(encode_spans(columns, b"", b"")).resource_spans[0].scope_spans[0].spans[0]
+    span = (
+        ExportTraceServiceRequest.FromString(encode_spans(columns, b"", b"")).resource_spans[0].scope_spans[0].spans[0]
+    )
     assert list(span.attributes) == []
 
 
@@ -188,5 +203,7 @@ def test_rows_become_columns_with_one_offset_for_the_batch():
     assert columns.end_time_unix_nano.tolist() == [1020, 1019]
     assert [columns.sites[code].name for code in columns.site] == ["a", "b"]
     assert columns.error.tolist() == [False, True]
-    span = ExportTraceServiceRequest.FromString(encode_spans(columns, b"", b"")).resource_spans[0].scope_spans[0].spans[1]
+    span = (
+        ExportTraceServiceRequest.FromString(encode_spans(columns, b"", b"")).resource_spans[0].scope_spans[0].spans[1]
+    )
     assert (span.status.code, span.status.message, span.parent_span_id) == (2, "ValueError", (5).to_bytes(8, "big"))

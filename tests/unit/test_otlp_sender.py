@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from email.utils import formatdate
 
 import pytest
@@ -49,7 +48,12 @@ def test_answers_of_2xx_are_read_and_never_retried(row, caplog):
     answer = O08[row]
     receiver, counts = export([Answer(answer["status"], answer["body"])])
     delivered = case("O08", "expected.json")["delivered"][row]
-    assert (counts.received, counts.ok, counts.dropped.get("rejected", 0), counts.pending) == (10, delivered, 10 - delivered, 0)
+    assert (counts.received, counts.ok, counts.dropped.get("rejected", 0), counts.pending) == (
+        10,
+        delivered,
+        10 - delivered,
+        0,
+    )
     assert len(receiver.requests) == 1
     message = (answer["body"].get("partialSuccess") or {}).get("errorMessage")
     assert len(warnings_of(caplog)) == (1 if message else 0)
@@ -138,7 +142,10 @@ def test_headers_and_gzip_arrive_and_secrets_stay_out_of_repr():
 
 
 def test_grpc_reads_partial_success_and_retries_unavailable(caplog):
-    script = [Answer("UNAVAILABLE"), Answer(200, {"partialSuccess": {"rejectedSpans": "3", "errorMessage": "too long"}})]
+    script = [
+        Answer("UNAVAILABLE"),
+        Answer(200, {"partialSuccess": {"rejectedSpans": "3", "errorMessage": "too long"}}),
+    ]
     with GrpcReceiver(script) as receiver:
         exporter = PastaSpanExporter(OtlpConfig(receiver.endpoint, protocol="grpc", headers=(("X-Key", "v"),)))
         exporter.export(ten_spans())

@@ -170,7 +170,13 @@ def test_delta_points_are_skipped_and_counted():
 
 
 def test_numbers_that_are_not_finite_are_spelled_as_the_formats_want():
-    assert [number(value) for value in (math.inf, -math.inf, math.nan, 1, 0.25)] == ["+Inf", "-Inf", "NaN", "1.0", "0.25"]
+    assert [number(value) for value in (math.inf, -math.inf, math.nan, 1, 0.25)] == [
+        "+Inf",
+        "-Inf",
+        "NaN",
+        "1.0",
+        "0.25",
+    ]
 
 
 @settings(max_examples=50, deadline=None)
@@ -191,7 +197,10 @@ def test_any_attributes_give_a_page_that_parses(attributes):
         ("*/*", False),
         ("text/plain", False),
         (OPEN, True),
-        ("application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", True),
+        (
+            "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+            True,
+        ),
         ("text/plain;version=0.0.4;q=0.9,application/openmetrics-text;version=1.0.0;q=0.5", False),
         ("application/openmetrics-text;version=0.0.1", False),
         ("application/openmetrics-text;q=0", False),
@@ -249,7 +258,9 @@ def test_every_metric_of_ours_passes_promtool(reader):
     meter = provider.get_meter(semconv.SCOPE, "1")
     for spec in semconv.METRICS.values():
         record(meter, spec)
-    checked = subprocess.run([promtool, "check", "metrics"], input=reader.render("")[1], capture_output=True, check=False)
+    checked = subprocess.run(
+        [promtool, "check", "metrics"], input=reader.render("")[1], capture_output=True, check=False
+    )
     assert (checked.returncode, checked.stderr.decode(), checked.stdout.decode()) == (0, "", "")
     provider.shutdown()
 
