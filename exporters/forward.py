@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -207,7 +208,8 @@ class Forwarder:
         pause_s = self._config.retry_initial_s
         timeout_s = self._config.traces.timeout_s
         while True:
-            reply = self._transports[parcel.signal].post(parcel.body, timeout_s)
+            # the transport's own clock: a deadline on CLOCK_MONOTONIC in seconds
+            reply = self._transports[parcel.signal].post(parcel.body, time.monotonic() + timeout_s)
             if reply.kind == "ok":
                 self._delivered(parcel, reply.rejected, reply.message)
                 return

@@ -25,8 +25,9 @@ class Script:
         self.bodies: list[bytes] = []
         self.aborted = False
 
-    def post(self, body: bytes, timeout_s: float) -> Reply:
+    def post(self, body: bytes, deadline: float) -> Reply:
         end = time.monotonic() + self.delay_s
+        assert deadline > time.monotonic()
         while time.monotonic() < end and not self.aborted:
             time.sleep(0.005)
         if self.aborted:
@@ -202,11 +203,11 @@ def test_a_bound_that_makes_no_sense_names_its_field():
 
 def test_a_transport_that_raises_costs_its_batch_only():
     class Broken(Script):
-        def post(self, body: bytes, timeout_s: float) -> Reply:
+        def post(self, body: bytes, deadline: float) -> Reply:
             if not self.bodies:
                 self.bodies.append(body)
                 raise RuntimeError("broken")
-            return super().post(body, timeout_s)
+            return super().post(body, deadline)
 
     with forwarding(Broken()) as (forwarder, intake, ledger):
         intake.traces(ten())
