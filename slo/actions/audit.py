@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -58,15 +60,12 @@ class AuditLog:
         """
         lines = [{"seq": self.sequence + 1 + index, **self._redact(entry)} for index, entry in enumerate(entries)]
         data = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines).encode()
+        self.sequence += len(lines)  # a number that failed is not used again: it may be on disk after all
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
         try:
-            written = os.write(descriptor, data)
-            if written != len(data):
-                raise OSError(f"short write to {self.path}")
-            os.fsync(descriptor)
+            _write(descriptor, data)
         finally:
             os.close(descriptor)
-        self.sequence += len(lines)
         self._recent.extend(lines)
         return list(lines)
 
@@ -110,6 +109,20 @@ class AuditLog:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Write and sync all of it, or take back what was written of it."""
+    size = os.fstat(descriptor).st_size
+    try:
+        written = os.write(descriptor, data)
+        if written != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 - both failures end alike
+        os.fsync(descriptor)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, size)
+        raise
 
 
 def _parse(text: str) -> Mapping[str, Any] | None:

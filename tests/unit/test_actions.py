@@ -509,6 +509,48 @@ def test_state_survives_kill_9(tmp_path):
     world.audit.close()
 
 
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("nth", range(1, 19))
+def test_wherever_it_is_killed_each_action_is_on_record_once(world, monkeypatch, nth):
+    calls = iter(range(1, 10_000))
+
+    def mortal(function):
+        def wrapper(*args, **kwargs):
+            if next(calls) == nth:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    def live(*states):
+        world.health.verdict = states == (OK,)
+        try:
+            world.tick(*states)
+        except Killed:
+            world.restart()
+            world.tick(*states, seconds=0)
+
+    with monkeypatch.context() as patch:
+        for module, name in (
+            (os, "open"),
+            (os, "write"),
+            (os, "fsync"),
+            (os, "close"),
+            (type(world.folder), "replace"),
+        ):
+            patch.setattr(module, name, mortal(getattr(module, name)))
+        for state in (BURNING, BURNING, OK, OK):
+            live(state)
+    done = [(line["action"], line["outcome"]) for line in world.lines()]
+    assert sorted(done) == sorted([(action, outcome) for action, _, outcome in ACT + REVERT] + [("notify", "applied")])
+    world.restart()
+    assert world.on is False
+    assert next(calls) > nth  # the blow did fall
+
+
 class Edges:
     """A store that knows one edge."""
 

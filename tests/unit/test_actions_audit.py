@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import hypothesis.strategies as st
 import pytest
@@ -59,6 +60,25 @@ def test_without_an_audit_nothing_starts(path, kind):
     assert refusal.value.file == str(path)
     if owner:
         owner.close()
+
+
+@pytest.mark.parametrize("failing", ["fsync", "write"])
+def test_an_entry_that_could_not_be_written_leaves_no_trace_and_no_half_line(path, monkeypatch, failing):
+    log = AuditLog(path)
+    log.append([{"action": "a"}])
+    before, write = path.read_bytes(), os.write
+    with monkeypatch.context() as patch:
+        if failing == "fsync":
+            patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        else:
+            patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
+        with pytest.raises(OSError, match="No space left"):
+            log.append([{"action": "lost"}])
+    assert path.read_bytes() == before
+    log.append([{"action": "b"}])
+    assert [(line["seq"], line["action"]) for line in log.lines()] == [(1, "a"), (3, "b")]
+    assert [line["action"] for line in log.recent(9)] == ["a", "b"]
+    log.close()
 
 
 def test_secrets_never_stand_in_it(path):
