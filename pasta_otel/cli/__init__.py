@@ -15,7 +15,6 @@ from pasta_otel.errors import PastaError
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("pasta_otel.cli.run", "Run a program with pasta-otel's instrumentation."),
     "sidecar": ("pasta_otel.cli.sidecar", "Receive OTLP, store spans, watch SLOs and act, for one pod."),
-    "controller": ("pasta_otel.cli.controller", "Watch SLOs over an existing store or Prometheus."),
     "slo": ("pasta_otel.cli.slo", "Validate SLO files and show their state."),
     "attribute": ("pasta_otel.cli.attribute", "Say why an SLO burns, from a store."),
     "doctor": ("pasta_otel.cli.doctor", "Say what this machine can do for pasta-otel."),
