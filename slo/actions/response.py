@@ -44,10 +44,11 @@ def build_response(  # noqa: PLR0913 - the world as keyword parameters
     clock: Clock,
     meter: Meter,
     environ: Mapping[str, str],
+    state_file: Path | str | None = None,
     health: DependencyHealth | None = None,
     on_flags: FlagsListener = lambda _: None,
 ) -> Response:
-    """Join the response side; its state lies beside the audit as ``<audit>.state.json``.
+    """Join the response side.
 
     Args:
         policy: What may be done.
@@ -55,6 +56,8 @@ def build_response(  # noqa: PLR0913 - the world as keyword parameters
         clock: Time.
         meter: Where actions and notifications are counted.
         environ: Where ``url_env`` of a channel is looked up.
+        state_file: Checkpoint of what the audit says; None = ``<audit>.state.json``. Both belong together: a checkpoint
+            whose audit was deleted still holds its degradations.
         health: Evidence that a degraded dependency is well again; None = there is none.
         on_flags: Told of all flags after every change.
 
@@ -67,7 +70,7 @@ def build_response(  # noqa: PLR0913 - the world as keyword parameters
     engine = ActionEngine(
         policy,
         make_flagbook(policy, clock),
-        Journal(audit, Checkpoint(f"{audit_file}.state.json")),
+        Journal(audit, Checkpoint(state_file or f"{audit_file}.state.json")),
         clock,
         notifier=notifier,
         meter=meter,
