@@ -136,6 +136,45 @@ class HostSample:
     value: float
 
 
+# ---- metrics ---------------------------------------------------------------------------------------------------------
+
+
+class Exemplar(NamedTuple):
+    """One measurement behind a point, with the span it was made in."""
+
+    value: float
+    time_unix_nano: int
+    trace_id: int
+    span_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramPoint:
+    """A cumulative histogram that was counted outside the SDK, because every single measurement would cost too much.
+
+    Attributes:
+        attributes: Labels.
+        bounds: Upper bounds of all buckets but the last, in the metric's unit.
+        counts: One count for each bucket, one more than bounds.
+        total: Sum of the measurements.
+        minimum: Smallest measurement.
+        maximum: Largest measurement.
+        start_time_unix_nano: Since when it counts.
+        time_unix_nano: Until when.
+        exemplars: A few measurements with their spans.
+    """
+
+    attributes: Mapping[str, AttributeValue]
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+    minimum: float
+    maximum: float
+    start_time_unix_nano: int
+    time_unix_nano: int
+    exemplars: tuple[Exemplar, ...] = ()
+
+
 # ---- SLO -------------------------------------------------------------------------------------------------------------
 
 

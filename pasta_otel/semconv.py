@@ -165,3 +165,45 @@ PROMETHEUS_SKIPPED = _metric(
     "{point}",
     "Points that the Prometheus formats cannot say, by `reason` (exponential_histogram, delta, ...).",
 )
+
+# GPU work: attributes of its spans and labels of its metrics
+HW_ID = "hw.id"
+GPU_KERNEL_CLASS = "gpu.kernel.class"
+GPU_KERNEL_NAME = "gpu.kernel.name"
+GPU_STREAM_ID = "gpu.cuda.stream.id"
+GPU_CONTEXT_ID = "gpu.cuda.context.id"
+GPU_CORRELATION_ID = "gpu.cuda.correlation.id"
+GPU_GRAPH_ID = "gpu.cuda.graph.id"
+GPU_GRAPH_NODE_ID = "gpu.cuda.graph.node.id"
+GPU_COPY_SIZE = "gpu.cuda.copy.size"
+
+GPU_KERNEL_DURATION = _metric(
+    "gpu.cuda.kernel.duration",
+    "histogram",
+    "s",
+    "Device time of GPU work by `gpu.kernel.class`, module and device, scaled by the sampled share.",
+)
+GPU_WORK = _metric(
+    "pasta.gpu.work", "counter", "{record}", "Captured GPU work, by `link` (id, unlinked, stale, incomplete)."
+)
+GPU_WORK_DROPPED = _metric(
+    "pasta.gpu.work.dropped", "counter", "{record}", "GPU activity records lost, by `reason` (cupti, ring_full, ...)."
+)
+GPU_SPANS = _metric(
+    "pasta.gpu.spans", "counter", "{span}", "GPU work in sampled traces, by `outcome` (ok, capped, ...)."
+)
+GPU_CAPTURE_BUDGET = _metric("pasta.gpu.capture.budget", "gauge", "1", "Share of time that GPU capture may cost.")
+GPU_CAPTURE_COST = _metric("pasta.gpu.capture.cost", "gauge", "1", "Share of time that GPU capture costs, as computed.")
+GPU_CAPTURE_DUTY = _metric(
+    "pasta.gpu.capture.duty", "gauge", "1", "Share of time that GPU capture records: the sampled share."
+)
+GPU_CAPTURE_WINDOWS = _metric("pasta.gpu.capture.windows", "counter", "{window}", "Capture windows, by `outcome`.")
+GPU_CAPTURE_HELD = _metric(
+    "pasta.gpu.capture.held", "gauge", "1", "1 while another CUPTI client keeps us back, by `holder`."
+)
+GPU_CLOCK_RESIDUAL = _metric(
+    "pasta.gpu.clock.residual", "gauge", "s", "Uncertainty of CUPTI's clock against wall time."
+)
+GPU_CLOCK_VIOLATIONS = _metric(
+    "pasta.gpu.clock.violations", "counter", "{record}", "GPU work that begins before its launch call, in CUPTI's time."
+)

@@ -1,0 +1,277 @@
+"""Which span a piece of GPU work belongs to, by id: a thread launches inside a region, and CUPTI reports which one.
+
+A region's external correlation id is the 64-bit span id itself, so that nothing is looked up on the request's thread.
+Between the records, the correlation id joins launch call, region and device work; it is unique in a process over all
+threads, streams, contexts and devices. Device and context are part of every key that is not a correlation id.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pasta_otel.gpu.cupti.rows import (
+    API_CALLS,
+    COPY_KINDS,
+    DEVICE_WORK,
+    OUR_EXTERNAL_KIND,
+    ROW,
+    Kind,
+    Rows,
+    is_kind,
+)
+
+GENERATION_NS = 30_000_000_000
+"""How long a region can still be joined after it began or was last seen: one to two of these."""
+MAX_REGIONS = 200_000
+"""Regions kept in a generation; 200,000 module calls are about 200 forward passes of a large transformer."""
+END_TOLERANCE_NS = 1_000_000
+"""A launch this much later than its region's end still belongs to it: two clocks and a thread switch lie between."""
+
+
+class ModuleObserver(Protocol):
+    """What the module hooks tell, on the thread that runs the module; must not raise."""
+
+    def enter(self, trace_id: int, span_id: int, module: str | None = None) -> None:
+        """Note that this thread is inside the span from here on."""
+
+    def leave(self, span_id: int) -> None:
+        """Note that it no longer is, nor inside anything that it entered since."""
+
+
+class NativeRegions(Protocol):
+    """The part of ``pasta_otel._native._cupti`` that keeps each thread's regions."""
+
+    def enter(self, external_id: int, /) -> None: ...  # noqa: D102
+    def leave(self, external_id: int, /) -> None: ...  # noqa: D102
+    def replace(self, external_id: int, /) -> None: ...  # noqa: D102
+
+
+class Region(NamedTuple):
+    """A span that GPU work can belong to.
+
+    Attributes:
+        trace_id: Its trace.
+        span_id: The span that GPU work becomes a child of.
+        module: Qualified module path, or None for a request.
+        nodes: For a CUDA graph's replay: module path by node of the graph.
+    """
+
+    trace_id: int
+    span_id: int
+    module: str | None = None
+    nodes: Mapping[int, str] | None = None
+
+
+class Regions:
+    """The regions of this process by external id, for as long as records about them may come.
+
+    Args:
+        native: Keeps each thread's stack and hands it to CUPTI.
+        now_unix_nano: Wall time, which CUPTI's clock follows on Linux.
+    """
+
+    def __init__(self, native: NativeRegions | Any, now_unix_nano: Callable[[], int]) -> None:
+        self._native, self._now = native, now_unix_nano
+        self._young: dict[int, Region] = {}
+        self._old: dict[int, Region] = {}
+        self._ends: dict[int, int] = {}
+        self._turned = now_unix_nano()
+        self._lock = threading.Lock()
+        self.forgotten = 0
+
+    def enter(self, trace_id: int, span_id: int, module: str | None = None) -> None:
+        """Begin a region on this thread (``ModuleObserver``)."""
+        self._young[span_id] = Region(trace_id, span_id, module)
+        self._native.enter(span_id)
+
+    def enter_as(self, external_id: int, region: Region) -> None:
+        """Begin a region under an id of its own: a graph's replay inside a span that has a region already."""
+        self._young[external_id] = region
+        self._native.enter(external_id)
+
+    def take_over(self, external_id: int, region: Region) -> None:
+        """Put a thread that serves many owners in turn (autograd's) under this region alone."""
+        self._young[external_id] = region
+        self._native.replace(external_id)
+
+    def leave(self, span_id: int) -> None:
+        """End a region on this thread (``ModuleObserver``)."""
+        self._native.leave(span_id)
+
+    def end(self, external_id: int) -> None:
+        """Note that nothing launched from now on belongs to the region, on whatever thread it is."""
+        self._ends[external_id] = self._now()
+
+    def find(self, external_id: int) -> Region | None:
+        """Return the region of an external id; None when it was never ours, or is too old."""
+        return self._young.get(external_id) or self._old.get(external_id)
+
+    def ended_at(self, external_id: int) -> int | None:
+        """Return when the region ended, unix nanoseconds, if that was noted."""
+        return self._ends.get(external_id)
+
+    def turn(self) -> None:
+        """Forget what is older than a generation; called once a window."""
+        now = self._now()
+        if now - self._turned < GENERATION_NS and len(self._young) < MAX_REGIONS:
+            return
+        with self._lock:
+            self._turned = now
+            self.forgotten += len(self._old)
+            self._old, self._young = self._young, {}
+            known = self._old
+            self._ends = {key: end for key, end in list(self._ends.items()) if key in known}
+
+
+@dataclass(frozen=True, slots=True)
+class JoinCounts:
+    """How a batch of GPU work was joined.
+
+    Attributes:
+        work: GPU kernels, copies and sets.
+        linked: Those with a region.
+        unlinked: Those launched outside any region that CUPTI knew of.
+        stale: Launched after their region had ended, or long after: not linked, never guessed.
+        early: Begun before their launch call began, in CUPTI's time: a clock violation.
+        worst_early_ns: The largest of these.
+        incomplete: Without timestamps; in no other count.
+    """
+
+    work: int = 0
+    linked: int = 0
+    unlinked: int = 0
+    stale: int = 0
+    early: int = 0
+    worst_early_ns: int = 0
+    incomplete: int = 0
+
+    def __add__(self, other: JoinCounts) -> JoinCounts:
+        """Return the counts of both batches."""
+        mine, theirs = ((c.work, c.linked, c.unlinked, c.stale, c.early, c.incomplete) for c in (self, other))
+        work, linked, unlinked, stale, early, incomplete = (a + b for a, b in zip(mine, theirs, strict=True))
+        worst = max(self.worst_early_ns, other.worst_early_ns)
+        return JoinCounts(work, linked, unlinked, stale, early, worst, incomplete)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """GPU work of one batch with its regions.
+
+    Attributes:
+        work: Rows of GPU kernels, copies and sets that have timestamps.
+        region: For each row an index into ``regions``, -1 = none.
+        regions: The distinct regions.
+        launches: API calls in the batch that put work on the device.
+        counts: How the join went.
+    """
+
+    work: Rows
+    region: NDArray[np.int64]
+    regions: Sequence[Region]
+    launches: int
+    counts: JoinCounts
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Launch calls by correlation id: region id and start, sorted by correlation id."""
+
+    correlation: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    value: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+
+    @classmethod
+    def of(cls, correlation: NDArray[Any], value: NDArray[Any]) -> _Seen:
+        order = np.argsort(correlation, kind="stable")
+        return cls(correlation[order], value[order])
+
+    def look_up(self, wanted: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
+        if not len(self.correlation):
+            return np.zeros(len(wanted), np.bool_), np.zeros(len(wanted), np.uint64)
+        at = np.searchsorted(self.correlation, wanted)
+        at[at == len(self.correlation)] = 0
+        return self.correlation[at] == wanted, self.value[at]
+
+
+class Joiner:
+    """Joins batch after batch; work that completes in a later batch than its launch still finds it."""
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+        self._external, self._calls = _Seen(), _Seen()
+
+    def join(self, batches: Iterable[Rows]) -> Joined:
+        """Join the rows of one window."""
+        rows = list(batches)
+        work = _pick(rows, DEVICE_WORK)
+        incomplete = (work["start"] == 0) | (work["end"] < work["start"])
+        work = work[~incomplete]
+        external, calls = _pick(rows, (Kind.EXTERNAL_CORRELATION,)), _pick(rows, API_CALLS)
+        external = external[external["detail"] == OUR_EXTERNAL_KIND]
+        ids, found, value = self._look_up_regions(external, work)
+        started, call_start, launches = self._look_up_calls(calls, work)
+        region, regions, stale = self._resolve(found, value, started, call_start)
+        early = started & (work["start"] < call_start)
+        worst = int((call_start[early] - work["start"][early]).max()) if early.any() else 0
+        self._external, self._calls = ids, _Seen.of(calls["correlation"], calls["start"])
+        linked = int((region >= 0).sum())
+        counts = JoinCounts(
+            len(work), linked, len(work) - linked - stale, stale, int(early.sum()), worst, int(incomplete.sum())
+        )
+        return Joined(work, region, regions, launches, counts)
+
+    def _look_up_regions(self, external: Rows, work: Rows) -> tuple[_Seen, NDArray[np.bool_], NDArray[np.uint64]]:
+        ids = _Seen.of(external["correlation"], external["value"])
+        found, value = ids.look_up(work["correlation"])
+        if not found.all():
+            earlier, before = self._external.look_up(work["correlation"])
+            value = np.where(found, value, before)
+            found = found | earlier
+        return ids, found, value
+
+    def _look_up_calls(self, calls: Rows, work: Rows) -> tuple[NDArray[np.bool_], NDArray[np.uint64], int]:
+        now = _Seen.of(calls["correlation"], calls["start"])
+        found, start = now.look_up(work["correlation"])
+        if not found.all():
+            earlier, before = self._calls.look_up(work["correlation"])
+            start = np.where(found, start, before)
+            found = found | earlier
+        return found, start, len(calls)
+
+    def _resolve(
+        self, found: NDArray[np.bool_], value: NDArray[np.uint64], started: NDArray[np.bool_], start: NDArray[np.uint64]
+    ) -> tuple[NDArray[np.int64], list[Region], int]:
+        region = np.full(len(found), -1, np.int64)
+        distinct, inverse = np.unique(value[found], return_inverse=True)
+        regions: list[Region] = []
+        index = np.full(len(distinct) + 1, -1, np.int64)
+        limit = np.full(len(distinct) + 1, np.iinfo(np.uint64).max, np.uint64)
+        for position, external_id in enumerate(distinct.tolist()):
+            known = self._regions.find(external_id)
+            if known is not None:
+                index[position] = len(regions)
+                regions.append(known)
+                if (end := self._regions.ended_at(external_id)) is not None:
+                    limit[position] = end + END_TOLERANCE_NS
+        region[found] = index[inverse]
+        late = np.zeros(len(found), np.bool_)
+        late[found] = started[found] & (start[found] > limit[inverse])
+        region[late] = -1
+        return region, regions, int((found & (region < 0)).sum())
+
+
+def _pick(batches: Sequence[Rows], kinds: tuple[int, ...]) -> Rows:
+    parts = [rows[is_kind(rows, kinds)] for rows in batches]
+    return np.concatenate(parts) if parts else np.empty(0, ROW)
+
+
+def work_name(row_kind: int, detail: int, name: str) -> str:
+    """Return what a piece of GPU work is called: the GPU kernel's name, or the copy's direction."""
+    if row_kind in {Kind.MEMCPY, Kind.MEMCPY_PEER}:
+        return f"Memcpy {COPY_KINDS.get(detail, 'unknown')}"
+    return "Memset" if row_kind == Kind.MEMSET else name
