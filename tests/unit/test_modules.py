@@ -347,6 +347,22 @@ def test_concurrent_threads_keep_their_rows_apart(app):
     assert not app.running.modules.installed
 
 
+def test_a_models_error_stays_itself_when_the_last_trace_ends_while_it_is_handled(app):
+    """Torch walks its hook table while it handles the error, and our hooks leave that table in the middle of the walk."""
+
+    class Fails(nn.Module):
+        def forward(self):
+            raise LookupError
+
+    others = torch_module.register_module_forward_hook(lambda *_: span.end(), always_call=True)
+    span = app.tracer.start_span("request")
+    with trace.use_span(span), pytest.raises(LookupError):
+        Fails()()
+    assert not app.running.modules.installed
+    others.remove()
+    assert not torch_module._global_forward_hooks
+
+
 def test_errors_in_one_thread_stay_themselves_while_others_start_and_end_traces(app):
     class Fails(nn.Module):
         def forward(self):
@@ -457,6 +473,27 @@ def test_hooks_that_others_register_survive_ours_and_their_removal_works_at_any_
     assert seen == ["during", "before"] * 2 + ["before"]
     assert app.rows.names() == ["Identity", "Identity"]
     assert not torch_module._global_forward_hooks
+
+
+def test_a_hook_that_its_owner_removes_during_a_request_is_not_called_any_more(app):
+    seen = []
+    handle = torch_module.register_module_forward_hook(lambda *_: seen.append(1))
+    with app.request():
+        nn.Identity()(torch.ones(1))
+        handle.remove()
+        nn.Identity()(torch.ones(1))
+    nn.Identity()(torch.ones(1))
+    assert seen == [1]
+    assert len(app.rows) == 2
+
+
+def test_a_hook_that_changes_the_output_still_does(app):
+    handle = torch_module.register_module_forward_hook(lambda *arguments: arguments[-1] + 1)
+    with app.request():
+        inside = nn.Identity()(torch.ones(1))
+    outside = nn.Identity()(torch.ones(1))
+    handle.remove()
+    assert inside == outside == 2
 
 
 def test_unsampled_and_unselected_traces_install_nothing(make_app):

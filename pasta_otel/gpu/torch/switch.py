@@ -113,10 +113,9 @@ class HookSwitch:
         recorder = self._recorder
         _keep_from_dynamo(self._modules, recorder.before, recorder.after)
         if torch_module._global_forward_hooks:
-            handle = torch_module.register_module_forward_hook(recorder.after, always_call=True)
-            self._undo.append(handle.remove)
-        else:
             self._undo.append(_exchange(torch_module, recorder.after))
+        else:
+            self._undo.append(torch_module.register_module_forward_hook(recorder.after, always_call=True).remove)
         self._undo.append(torch_module.register_module_forward_pre_hook(recorder.before).remove)
 
     def _quieten(self, torch_module: Any) -> None:
@@ -137,28 +136,42 @@ class HookSwitch:
 
 
 def _exchange(torch_module: Any, hook: Any) -> Callable[[], None]:
-    """Put a table with our hook in the place of torch's empty one; returns what undoes it.
+    """Put a table with everybody's hooks and ours in the place of torch's; returns what undoes it.
 
-    Torch walks that table in Python while it handles an error of a model. A table that another thread changes meanwhile
-    would turn the model's error into a RuntimeError, so the table is exchanged instead of changed. Compiled code checks
-    the table's type and nothing else of it, so it must be a plain OrderedDict.
+    Torch walks that table in Python while it handles an error of a model. If it has several hooks, and another thread
+    changes it meanwhile, the model's error becomes a RuntimeError; so it is exchanged instead of changed. Compiled code
+    checks the table's type and nothing else of it, so it must be a plain OrderedDict.
     """
     table = torch_module._global_forward_hooks
     always = torch_module._global_forward_hooks_always_called
     key = torch_module.RemovableHandle(table).id
-    own: OrderedDict[int, Any] = OrderedDict({key: hook})
+    own: OrderedDict[int, Any] = OrderedDict((k, _while_there(table, k)) for k in table)
+    own[key] = hook
     always[key] = True
+    known = len(own)
     torch_module._global_forward_hooks = own
 
     def undo() -> None:
         if torch_module._global_forward_hooks is own:
-            if len(own) > 1:  # somebody registered a hook meanwhile, and holds a handle to this very table: leave it
+            if (
+                len(own) > known
+            ):  # somebody registered a hook meanwhile, and holds a handle to this very table: leave it
                 del own[key]
             else:
                 torch_module._global_forward_hooks = table
         always.pop(key, None)
 
     return undo
+
+
+def _while_there(table: OrderedDict[int, Any], key: int) -> Callable[..., Any]:
+    """Return a hook that calls another one until its owner removes it from the table that the owner's handle knows."""
+
+    def call(*arguments: Any) -> Any:
+        hook = table.get(key)
+        return None if hook is None else hook(*arguments)
+
+    return call
 
 
 def _keep_from_dynamo(modules: dict[str, ModuleType], *hooks: Any) -> None:
