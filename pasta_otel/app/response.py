@@ -1,40 +1,21 @@
-"""The controller's hands: policy, flags, audit, notification."""
+"""The response side of one sidecar, from its options."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from opentelemetry.metrics import Meter
 
 from pasta_otel.app.options import SidecarOptions
 from pasta_otel.clock import Clock
-from pasta_otel.slo.actions.audit import AuditLog
-from pasta_otel.slo.actions.engine import ActionEngine, make_flagbook
+from pasta_otel.slo.actions.engine import FlagsListener
 from pasta_otel.slo.actions.health import EdgeSource, ProbeHealth
-from pasta_otel.slo.actions.journal import Journal
-from pasta_otel.slo.actions.state import Checkpoint
-from pasta_otel.slo.notify import Notifier, make_channels
-from pasta_otel.slo.notify.channels import secrets_of
+from pasta_otel.slo.actions.response import Response, build_response
 from pasta_otel.slo.policy import Policy, load_policy
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
-    """An engine and what it owns."""
-
-    engine: ActionEngine
-    notifier: Notifier
-    audit: AuditLog
-
-    def close(self) -> None:
-        """Deliver what waits and close the audit."""
-        self.notifier.stop()
-        self.audit.close()
-
-
-def build_response(
+def response_of(
     options: SidecarOptions, store: EdgeSource, clock: Clock, meter: Meter, environ: Mapping[str, str]
 ) -> Response | None:
     """Return who acts on an evaluation; None without a directory for its audit.
@@ -47,28 +28,29 @@ def build_response(
         return None
     policy = load_policy(options.policy) if options.policy else Policy()
     options.state_dir.mkdir(parents=True, exist_ok=True)
-    audit = AuditLog(options.audit or options.state_dir / "audit.jsonl", secrets_of(policy.notify, environ))
-    notifier = Notifier(make_channels(policy.notify, environ), meter)
-    engine = ActionEngine(
+    return build_response(
         policy,
-        make_flagbook(policy, clock),
-        Journal(audit, Checkpoint(options.state_dir / "actions.json")),
-        clock,
-        notifier=notifier,
+        options.audit or options.state_dir / "audit.jsonl",
+        clock=clock,
         meter=meter,
+        environ=environ,
+        state_file=options.state_dir / "actions.json",
         health=ProbeHealth(store, policy, grace_ns=int(options.grace_seconds * 1e9)),
-        on_flags=_flagd_listener(options),
+        on_flags=_flagd_writer(options),
     )
-    notifier.start()
-    return Response(engine, notifier, audit)
 
 
-def _flagd_listener(options: SidecarOptions) -> Any:
+def _flagd_writer(options: SidecarOptions) -> FlagsListener:
     if options.flagd_file is None:
         return _ignore
     from pasta_otel.exporters.flagd import FlagdFile  # noqa: PLC0415  # only where it is asked for
 
-    return FlagdFile(options.flagd_file).write
+    write = FlagdFile(options.flagd_file).write
+
+    def listener(flags: Sequence[Mapping[str, Any]]) -> None:
+        write(flags)
+
+    return listener
 
 
 def _ignore(flags: Sequence[Mapping[str, Any]]) -> None:

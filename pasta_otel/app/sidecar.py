@@ -13,7 +13,7 @@ from typing import Any
 
 from pasta_otel.app.options import SidecarOptions
 from pasta_otel.app.questions import Questions
-from pasta_otel.app.response import Response, build_response
+from pasta_otel.app.response import response_of
 from pasta_otel.app.selfwatch import SelfTelemetry, build_self_telemetry
 from pasta_otel.app.upstream import forward_config
 from pasta_otel.clock import Clock, SystemClock
@@ -24,6 +24,7 @@ from pasta_otel.exporters.forward import Forwarder
 from pasta_otel.exporters.ledger import POINTS, Ledger
 from pasta_otel.exporters.receiver import Receiver, ReceiverConfig
 from pasta_otel.exporters.store.store import DuckDBSpanStore, StoreConfig
+from pasta_otel.slo.actions.response import Response
 from pasta_otel.slo.attribution.engine import AttributionEngine
 from pasta_otel.slo.attribution.question import answerer
 from pasta_otel.slo.controller import Parts, SLOController
@@ -84,9 +85,9 @@ class Sidecar:
                 else None
             )
             self._receiver = self._build_receiver(points)
-            self._response = build_response(options, self.store, self._clock, self._own.meter, environ)
+            self._response = response_of(options, self.store, self._clock, self._own.meter, environ)
             if self._response is not None:
-                undo.callback(self._response.close)
+                undo.callback(self._response.stop)
             self._controller = self._build_controller(slos, self._response, self._own)
             self._api = self._build_api()
             undo.pop_all()
@@ -112,6 +113,8 @@ class Sidecar:
     async def _start(self) -> None:
         if self._forwarder is not None:
             self._forwarder.start()
+        if self._response is not None:
+            self._response.start()
         await self._receiver.start()
         await asyncio.to_thread(self._api.start)
         if self._sampler is not None:
@@ -130,7 +133,7 @@ class Sidecar:
             await asyncio.to_thread(thread.join, DRAIN_SECONDS)
         await asyncio.to_thread(self._api.stop)
         if self._response is not None:
-            await asyncio.to_thread(self._response.close)
+            await asyncio.to_thread(self._response.stop)
         await asyncio.to_thread(self.store.close, DRAIN_SECONDS)
         await asyncio.to_thread(self._own.close)
 
