@@ -18,6 +18,7 @@ from pasta_otel.exporters.receiver import wire
 from pasta_otel.exporters.receiver.batch import Group, ResourceInfo, SpanBatch
 
 CACHE_ENTRIES = 100_000  # of each memo; about 30 MB with typical attributes
+CACHED_BYTES = 512  # a longer value is decoded each time: it hardly repeats, and memos must stay small
 NO_PARENT = bytes(8)
 _NO_TRACE = bytes(16)
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -28,15 +29,19 @@ _NOT_FINITE = {"inf": "Infinity", "-inf": "-Infinity"}
 class Memo(dict[bytes, Any]):
     """Decode each distinct value once; emptied when full, because values may be unbounded."""
 
-    def __init__(self, decode: Callable[[bytes], Any], entries: int = CACHE_ENTRIES) -> None:
+    def __init__(
+        self, decode: Callable[[bytes], Any], entries: int = CACHE_ENTRIES, longest: int = CACHED_BYTES
+    ) -> None:
         super().__init__()
-        self._decode, self._entries = decode, entries
+        self._decode, self._entries, self._longest = decode, entries, longest
 
     def __missing__(self, raw: bytes) -> Any:
-        """Decode, keep and return."""
-        if len(self) >= self._entries:
-            self.clear()
-        value = self[raw] = self._decode(raw)
+        """Decode, keep if it is short, and return."""
+        value = self._decode(raw)
+        if len(raw) <= self._longest:
+            if len(self) >= self._entries:
+                self.clear()
+            self[raw] = value
         return value
 
 
@@ -94,8 +99,8 @@ class TraceDecoder:
         self._fragments = Memo(self._decode_attribute)
         self._text = Memo(lambda raw: raw.decode("utf-8", "replace"))
         self._status = Memo(self._decode_status)
-        self._resources = Memo(self._decode_resource, 10_000)
-        self._scopes = Memo(lambda raw: self._scope_class.FromString(raw).name.decode("utf-8", "replace"), 10_000)
+        self._resources = Memo(self._decode_resource, 1000, 64 * 1024)
+        self._scopes = Memo(lambda raw: self._scope_class.FromString(raw).name.decode("utf-8", "replace"))
 
     def decode(self, body: bytes, arrived_unix_nano: int) -> Decoded:
         """Decode a protobuf request.
@@ -141,8 +146,9 @@ class TraceDecoder:
         try:
             batch.attributes += ["{" + ",".join([fragments[raw] for raw in span.attributes]) + "}" for span in spans]
             states = [status[span.status] for span in spans]
-            batch.events += [self._list(self._event_record, span.events) for span in spans]
-            batch.links += [self._list(self._link_record, span.links) for span in spans]
+            event, link = self._event_record, self._link_record
+            batch.events += [_ENCODE([*map(event, span.events)]) if span.events else None for span in spans]
+            batch.links += [_ENCODE([*map(link, span.links)]) if span.links else None for span in spans]
         except DecodeError as error:
             raise InputError(f"not well-formed protobuf ({error})", field=f"{place}.spans{self._bad(spans)}") from error
         batch.status += [code for code, _ in states]
@@ -173,9 +179,11 @@ class TraceDecoder:
                     return f"[{index}].{name}"
         return ""
 
-    def _has_replacement(self, batch: SpanBatch) -> bool:
+    @staticmethod
+    def _has_replacement(batch: SpanBatch) -> bool:
+        """Say whether any text was repaired (or held U+FFFD before, which costs nothing but time)."""
         columns = (batch.attributes, batch.name, batch.status_message, batch.trace_state)
-        if any(REPLACEMENT in text for column in columns for text in column):
+        if any(REPLACEMENT in "".join(column) for column in columns):
             return True
         if any(text is not None and REPLACEMENT in text for column in (batch.events, batch.links) for text in column):
             return True
@@ -194,10 +202,6 @@ class TraceDecoder:
     def _decode_resource(self, raw: bytes) -> ResourceInfo:
         attributes = attribute_dict(self._resource_class.FromString(raw).attributes)
         return ResourceInfo(raw, str(attributes.get(semconv.SERVICE_NAME) or "unknown_service"), attributes)
-
-    @staticmethod
-    def _list(record: Callable[[bytes], dict[str, Any]], values: Any) -> str | None:
-        return _ENCODE([record(raw) for raw in values]) if values else None
 
     def _event_record(self, raw: bytes) -> dict[str, Any]:
         event = self._event.FromString(raw)
@@ -225,16 +229,27 @@ def _at(place: str, memo: Memo, raw: bytes) -> Any:
 
 def _bad_ids(spans: Any) -> dict[int, str]:
     """Return the reason for each span whose ids the protocol does not allow; an empty or zero parent is a root."""
-    bad: dict[int, str] = {}
-    for index, span in enumerate(spans):
-        trace_id, span_id, parent = span.trace_id, span.span_id, span.parent_span_id
-        if len(trace_id) != 16 or trace_id == _NO_TRACE:
-            bad[index] = "invalid_trace_id"
-        elif len(span_id) != 8 or span_id == NO_PARENT:
-            bad[index] = "invalid_span_id"
-        elif parent and len(parent) != 8:
-            bad[index] = "invalid_parent_span_id"
-    return bad
+    trace_ids, span_ids = [span.trace_id for span in spans], [span.span_id for span in spans]
+    parents = [span.parent_span_id for span in spans]
+    lengths_right = (
+        _all_of_length(trace_ids, 16) and _all_of_length(span_ids, 8) and _all_of_length([*filter(None, parents)], 8)
+    )
+    if lengths_right and _NO_TRACE not in trace_ids and NO_PARENT not in span_ids:
+        return {}
+    reasons = enumerate(map(_bad_id, trace_ids, span_ids, parents))
+    return {index: reason for index, reason in reasons if reason is not None}
+
+
+def _all_of_length(values: list[bytes], length: int) -> bool:
+    return set(map(len, values)) <= {length}
+
+
+def _bad_id(trace_id: bytes, span_id: bytes, parent: bytes) -> str | None:
+    if len(trace_id) != 16 or trace_id == _NO_TRACE:
+        return "invalid_trace_id"
+    if len(span_id) != 8 or span_id == NO_PARENT:
+        return "invalid_span_id"
+    return "invalid_parent_span_id" if parent and len(parent) != 8 else None
 
 
 def _reject(place: str, bad: dict[int, str], result: Decoded) -> None:
