@@ -571,6 +571,45 @@ def test_a_trace_that_ends_while_a_module_runs_leaves_no_open_call(app):
     assert app.running.modules._recorder._local.state.stack == []
 
 
+class Calls(nn.Module):
+    """Calls its parts in turn, whatever they are."""
+
+    def __init__(self, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.parts = list(parts)
+
+    def forward(self):
+        for name in self.parts:
+            getattr(self, name)()
+
+
+def test_calls_keep_their_place_when_hooks_were_away_in_between(app):
+    switch = app.running.modules._switch
+    model = Calls(
+        first=Calls(), away=switch.compile_started, unseen=Calls(), back=switch.compile_ended, last=Calls(part=Calls())
+    )
+    with app.request() as span:
+        model()
+    assert app.rows.names() == ["first", "last.part", "last", "Calls"]
+    assert app.rows.one("last").parent_span_id == app.rows.one("Calls").span_id
+    assert app.rows.one("Calls").parent_span_id == span.get_span_context().span_id
+
+
+def test_a_call_whose_end_went_unseen_is_nobodys_parent(app):
+    switch = app.running.modules._switch
+    model = Calls(
+        lost=Calls(part=Calls(), away=switch.compile_started), back=switch.compile_ended, last=Calls(part=Calls())
+    )
+    with app.request():
+        model()
+        assert current_ids().span_id == trace.get_current_span().get_span_context().span_id
+    assert app.rows.names() == ["lost.part", "last.part", "last", "Calls"]
+    assert app.rows.one("last").parent_span_id == app.rows.one("Calls").span_id
+    assert app.running.modules._recorder._local.state.stack == []
+
+
 def test_a_span_that_is_lost_does_not_keep_the_hooks(app):
     span = app.tracer.start_span("lost")
     assert app.running.modules.installed

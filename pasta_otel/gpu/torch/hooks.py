@@ -209,7 +209,7 @@ def _raised(caller: FrameType) -> str | None:
 def _running_modules(hook_caller: FrameType) -> list[Any]:
     """Return the modules whose calls this thread is inside of, outermost first, without the one that just begins."""
     running: list[Any] = []
-    frame = hook_caller.f_back
+    frame: FrameType | None = hook_caller
     while frame is not None:
         if frame.f_code.co_name == "_call_impl" and "self" in frame.f_locals:
             running.append(frame.f_locals["self"])
