@@ -1,9 +1,9 @@
 """Spans/s of the columnar OTLP encoder beside the SDK's own encoder and the machine's memory bandwidth.
 
 Both encode the same spans, in alternating windows of one process; rates are of the thread's CPU time, because a shared
-machine moves wall time by more than what is compared (wall times are kept beside it). The SDK encoder is measured twice:
-with serialisation (what an exporter pays) and without (``encode_spans`` alone, the stricter base). The bandwidth limit
-is the time of one copy of the bytes that come out.
+machine moves wall time by more than what is compared (wall times are kept beside it). The SDK encoder is measured
+twice: with serialisation (what an exporter pays) and without (``encode_spans`` alone, the stricter base). The bandwidth
+limit is the time of one copy of the bytes that come out.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class GrpcTransport:
             (":method", "POST"),
             (":scheme", "https" if self._context else "http"),
             (":path", method),
-            (":authority", f"{self._host}:{self._port}"),
+            (":authority", f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"),
             ("te", "trailers"),
             ("content-type", "application/grpc"),
             ("user-agent", USER_AGENT),

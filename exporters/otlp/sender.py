@@ -56,6 +56,7 @@ class Sender:
         self.config = config
         self._transport = transport or make_transport(config, signal)
         self._monotonic, self._rand = monotonic, rand
+        self._turn = threading.Lock()  # one connection, one request at a time
         self._changed = threading.Condition()
         self._limit_s = math.inf
         self._aborted = False
@@ -72,6 +73,10 @@ class Sender:
         Returns:
             How many the receiver took, how many are lost and why. Never raises for network trouble.
         """
+        with self._turn:
+            return self._send(body, items)
+
+    def _send(self, body: bytes, items: int) -> Outcome:
         deadline = self._monotonic() + self.config.timeout_s
         reason = "shutdown"
         attempt = 0
@@ -109,6 +114,7 @@ class Sender:
 
     def after_fork(self) -> None:
         """Make the child's copy usable: no connection, no lock of the parent's threads."""
+        self._turn = threading.Lock()
         self._changed = threading.Condition()
         self._transport.after_fork()
 
