@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 import pasta_otel
-from pasta_otel.errors import InputError
+from pasta_otel.errors import InputError, MissingError
 from pasta_otel.slo.controller import DEFAULT_GRACE_NS, Parts, SLOController
 from pasta_otel.slo.periods import length_ns
 from pasta_otel.slo.report import evaluation_to_json
 from pasta_otel.slo.rules.build import build
-from pasta_otel.slo.rules.render import render
+from pasta_otel.slo.rules.render import dump, render
+from pasta_otel.slo.rules.scenario import promtool_document, read_scenario
 from pasta_otel.slo.sources.remote import fetch_states
 from pasta_otel.slo.sources.spans import SpanSource
 from pasta_otel.slo.spec.document import Problem
@@ -205,3 +209,39 @@ def rules(ctx: click.Context, paths: tuple[str, ...], windows: str) -> None:
         raise InputError("no SLO in these files can be expressed as rules", file=paths[0])
     click.echo(render(groups), nl=False)
     ctx.exit(EXIT_NO if refused else EXIT_FINE)
+
+
+@command.command()
+@click.argument("paths", nargs=-1, required=True, metavar="SCENARIO...")
+@click.option("--promtool", default=None, metavar="FILE", help="The promtool to use.  [found on the path]")
+@click.pass_context
+def test(ctx: click.Context, paths: tuple[str, ...], promtool: str | None) -> None:
+    """Run scenario files through promtool: exit 0 when all hold, 1 when one does not, 3 without promtool."""
+    program = shutil.which(promtool or "promtool")
+    if program is None:
+        raise MissingError(
+            f"{promtool or 'promtool'} is not installed", how="it comes with Prometheus (apt: prometheus)"
+        )
+    failed = 0
+    for path in paths:
+        passed, text = run_scenario(Path(path), program)
+        click.echo(f"{'ok' if passed else 'FAILED'}  {path}")
+        if not passed:
+            click.echo(text, err=True)
+            failed += 1
+    ctx.exit(EXIT_NO if failed else EXIT_FINE)
+
+
+def run_scenario(path: Path, promtool: str) -> tuple[bool, str]:
+    """Return whether a scenario holds, and promtool's own words."""
+    scenario = read_scenario(path)
+    slos, rows = load(scenario.slo_files).slos, load_windows(scenario.windows)
+    groups = [group for slo in slos for group in build(slo, rows, pasta_otel.__version__)]
+    with tempfile.TemporaryDirectory() as folder:
+        rules_file, test_file = Path(folder, "rules.yml"), Path(folder, "test.yml")
+        rules_file.write_text(render(groups), encoding="utf-8")
+        test_file.write_text(dump(promtool_document(scenario, "rules.yml", slos)), encoding="utf-8")
+        done = subprocess.run(
+            [promtool, "test", "rules", str(test_file)], capture_output=True, text=True, check=False, timeout=600
+        )
+    return done.returncode == 0, (done.stdout + done.stderr).strip()
