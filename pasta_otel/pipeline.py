@@ -165,15 +165,17 @@ class Pipeline:
         self.offer = self._drop
         return sink
 
-    def trace_ended(self, calls: int, limit: int) -> None:
-        """Count an ended trace: module calls seen, of which at most ``limit`` became rows."""
+    def trace_ended(self, calls: int, limit: int, lost: int = 0) -> None:
+        """Count an ended trace: module calls seen, of which ``limit`` less ``lost`` at most became rows."""
         self._traces.add(1)
-        recorded = min(calls, limit)
+        recorded = max(min(calls, limit) - lost, 0)
         with self._lock:
             unsunk, self._without_sink = min(self._without_sink, recorded), 0
         self._recorded.add(recorded - unsunk)
         if calls > limit:
             self._dropped.add(calls - limit, {"reason": "trace_limit"})
+        if lost:
+            self._dropped.add(lost, {"reason": "end_unseen"})
         if unsunk:
             self._dropped.add(unsunk, {"reason": "no_sink"})
 

@@ -535,14 +535,14 @@ def test_a_module_of_an_unselected_trace_makes_no_row_while_another_is_recorded(
 def test_rows_beyond_the_limit_are_counted_and_their_parents_stay_right(make_app):
     app = make_app(row_limit=3)
     counted = []
-    app.running.pipeline.trace_ended = lambda calls, limit: counted.append((calls, limit))
+    app.running.pipeline.trace_ended = lambda *counts: counted.append(counts)
     model = Block(Block(Block()))
     with app.request() as span:
         model(torch.ones(1, 4))
         model(torch.ones(1, 4))
     assert len(app.rows) == 3
     assert app.rows.one("Block").parent_span_id == span.get_span_context().span_id
-    assert counted == [(12, 3)]
+    assert counted == [(12, 3, 0)]
 
 
 def test_background_work_after_the_request_ended_is_not_recorded_and_breaks_nothing(app):
@@ -597,7 +597,9 @@ def test_calls_keep_their_place_when_hooks_were_away_in_between(app):
     assert app.rows.one("Calls").parent_span_id == span.get_span_context().span_id
 
 
-def test_a_call_whose_end_went_unseen_is_nobodys_parent(app):
+def test_a_call_whose_end_went_unseen_is_nobodys_parent_and_counted(app):
+    counted = []
+    app.running.pipeline.trace_ended = lambda *counts: counted.append(counts)
     switch = app.running.modules._switch
     model = Calls(
         lost=Calls(part=Calls(), away=switch.compile_started), back=switch.compile_ended, last=Calls(part=Calls())
@@ -606,6 +608,7 @@ def test_a_call_whose_end_went_unseen_is_nobodys_parent(app):
         model()
         assert current_ids().span_id == trace.get_current_span().get_span_context().span_id
     assert app.rows.names() == ["lost.part", "last.part", "last", "Calls"]
+    assert counted == [(5, 2000, 1)]
     assert app.rows.one("last").parent_span_id == app.rows.one("Calls").span_id
     assert app.running.modules._recorder._local.state.stack == []
 

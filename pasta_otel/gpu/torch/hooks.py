@@ -31,7 +31,7 @@ After = Callable[[Any, Any, Any], None]
 # A module call that has begun: module, node and trace (None where it belongs to no recorded trace), parent span id,
 # span id (0: it makes no row and only keeps its place), start, the context to restore (None: nothing attached), epoch.
 _Call = tuple[Any, ...]
-_MODULE, _OUTER, _EPOCH = 0, 6, 7
+_MODULE, _TRACE, _SPAN_ID, _OUTER, _EPOCH = 0, 2, 4, 6, 7
 _UNSEEN: _Call = (None, None, None, 0, 0, 0, None, 0)  # the hooks were installed after this call had begun
 
 
@@ -94,6 +94,7 @@ class ModuleRecorder:
         for index in range(len(stack) - 1, -1, -1):
             if stack[index][_MODULE] is module:
                 call = stack[index]
+                _count_lost([*stack[index + 1 :], popped])
                 del stack[index:]
                 return call
         stack.append(popped)
@@ -107,6 +108,7 @@ class ModuleRecorder:
             if len(kept) < len(stack) and stack[len(kept)][_MODULE] is module:
                 kept.append(stack[len(kept)])
         gone = stack[len(kept) :]
+        _count_lost(gone)
         outer = next((call[_OUTER] for call in gone if call[_OUTER] is not None), None)
         if outer is not None and type(current_context().get(SPAN_KEY)) is RowSpan:
             set_current_context(outer)
@@ -204,6 +206,12 @@ def _raised(caller: FrameType) -> str | None:
     if error is None or error.__traceback__ is None or error.__traceback__.tb_frame is not caller:
         return None
     return type(error).__qualname__
+
+
+def _count_lost(calls: list[_Call]) -> None:
+    for call in calls:
+        if call[_SPAN_ID]:
+            call[_TRACE].lost += 1
 
 
 def _running_modules(hook_caller: FrameType) -> list[Any]:

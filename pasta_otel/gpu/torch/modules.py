@@ -19,7 +19,7 @@ class RowPipeline(Protocol):
     def offer(self, row: OpSpan, /) -> object:
         """Take one row; must not block."""
 
-    def trace_ended(self, calls: int, limit: int) -> None:
+    def trace_ended(self, calls: int, limit: int, lost: int) -> None:
         """Count an ended trace."""
 
 
@@ -38,8 +38,8 @@ class _Listener:
         if self.switch is not None:
             self.switch.deactivate()
 
-    def trace_ended(self, calls: int, limit: int) -> None:
-        self._pipeline.trace_ended(calls, limit)
+    def trace_ended(self, calls: int, limit: int, lost: int) -> None:
+        self._pipeline.trace_ended(calls, limit, lost)
 
 
 class ModuleSpans:

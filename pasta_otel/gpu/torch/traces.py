@@ -29,14 +29,15 @@ class ActiveTrace:
         local_root: Identity of the first local root span.
         position: Counts module calls; beyond ``limit`` they are dropped and counted.
         limit: Most rows that this process records for this trace.
+        lost: Calls that began and whose end went unseen.
         open_roots: Local root spans that have not ended, by span id; weak, so that a span that is lost ends nothing
             forever.
     """
 
-    __slots__ = ("limit", "local_root", "open_roots", "position")
+    __slots__ = ("limit", "local_root", "lost", "open_roots", "position")
 
     def __init__(self, local_root: SpanContext, limit: int) -> None:
-        self.local_root, self.limit = local_root, limit
+        self.local_root, self.limit, self.lost = local_root, limit, 0
         self.position = itertools.count()
         self.open_roots: dict[int, Any] = {}
 
@@ -50,8 +51,8 @@ class TraceListener(Protocol):
     def deactivate(self) -> None:
         """Remove what records; called when the last selected trace has ended."""
 
-    def trace_ended(self, calls: int, limit: int) -> None:
-        """Take note of how many module calls an ended trace had, and how many of them at most became rows."""
+    def trace_ended(self, calls: int, limit: int, lost: int) -> None:
+        """Take note of an ended trace: module calls, how many at most became rows, how many of these were lost."""
 
 
 class Selection(Protocol):
@@ -162,7 +163,7 @@ class TraceWatch:
 
     def _report(self, ended: list[ActiveTrace]) -> None:
         for trace in ended:
-            self._listener.trace_ended(next(trace.position), trace.limit)
+            self._listener.trace_ended(next(trace.position), trace.limit, trace.lost)
 
     def _note_lost(self, trace_id: int, span_id: int) -> Callable[[object], None]:
         lost = self._lost  # runs inside the garbage collector, perhaps while our lock is held: only append
