@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,17 @@ from rich.console import Console
 from pasta_otel.errors import InputError, MissingError
 
 NEEDED = {"torch": "torch", "duckdb": "duckdb", "starlette": "starlette", "uvicorn": "uvicorn", "httpx": "httpx"}
-OURS = ("load.jsonl", "report.json", "report.html", "spans.duckdb", "spans.duckdb.wal", "audit.jsonl", "state", "logs")
+OURS = (
+    "load.jsonl",
+    "slo.yaml",
+    "report.json",
+    "report.html",
+    "spans.duckdb",
+    "spans.duckdb.wal",
+    "audit.jsonl",
+    "state",
+    "logs",
+)
 FAULT_NAMES = ("slow-dependency", "failing-dependency", "cpu-throttle", "model-sync", "none")
 
 
@@ -30,12 +41,17 @@ FAULT_NAMES = ("slow-dependency", "failing-dependency", "cpu-throttle", "model-s
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("demo-out"), show_default=True,
               help="Folder for logs and the report.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON document on stdout.")
-@click.option("--upstream", metavar="URL", help="OTLP endpoint to which the sidecar forwards spans.")
-@click.option("--rate", type=click.FloatRange(1.0, 100.0), default=8.0, show_default=True, help="Orders a second.")
-@click.option("--baseline", type=click.FloatRange(min=5.0), default=12.0, show_default=True,
+@click.option(
+    "--upstream",
+    metavar="URL",
+    envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+    help="OTLP endpoint to which the sidecar forwards spans.",
+)
+@click.option("--rate", type=click.FloatRange(1.0, 100.0), default=5.0, show_default=True, help="Orders a second.")
+@click.option("--baseline", type=click.FloatRange(min=5.0), default=10.0, show_default=True,
               help="Seconds of normal service before the fault.")  # fmt: skip
-@click.option("--observe", type=click.FloatRange(min=1.0), default=45.0, show_default=True,
-              help="Most seconds to wait for an SLO to burn; with --fault none, how long to watch.")  # fmt: skip
+@click.option("--observe", type=click.FloatRange(min=1.0), default=15.0, show_default=True,
+              help="Seconds to watch with --fault none.")  # fmt: skip
 def demo(**options: Any) -> None:
     """Run a small AI service under load, break one thing, and watch pasta-otel find it and act.
 
@@ -58,7 +74,7 @@ def _play(options: dict[str, Any], console: Console) -> dict[str, Any]:
     from pasta_otel.demo import faults, live, page, report  # noqa: PLC0415
     from pasta_otel.demo.load import read_log  # noqa: PLC0415
     from pasta_otel.demo.scenario import Pace, Scenario  # noqa: PLC0415
-    from pasta_otel.demo.stage import Stage, StageOptions, data_file  # noqa: PLC0415
+    from pasta_otel.demo.stage import Stage, StageOptions  # noqa: PLC0415
     from pasta_otel.slo.spec.load import load  # noqa: PLC0415
     from pasta_otel.slo.windows import load_windows  # noqa: PLC0415
 
@@ -66,11 +82,13 @@ def _play(options: dict[str, Any], console: Console) -> dict[str, Any]:
     name = cast("faults.FaultName", options["fault"])
     fault = faults.make(name, options["seed"])
     set_up = StageOptions(out=out, seed=options["seed"], rate=options["rate"], upstream=options["upstream"])
-    pace = Pace(baseline=options["baseline"], detect=options["observe"])
+    pace = Pace(baseline=options["baseline"])
+    if name == "none":
+        pace = replace(pace, detect=options["observe"])
     with Stage(set_up) as stage, live.LiveView(console) as view:
         scenario = Scenario(stage, fault, pace, view)
         story = scenario.play()
-    slos, windows = load([data_file("slo.yaml")]).slos, load_windows(set_up.windows)
+    slos, windows = load([stage.slo_file]).slos, load_windows(set_up.windows)
     run = report.Run(name, fault, set_up, story, scenario.watch, read_log(stage.load_log), slos, windows)
     document = report.build(run)
     (out / "report.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

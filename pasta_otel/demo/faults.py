@@ -16,8 +16,8 @@ from pasta_otel.demo.throttle import Method
 
 FaultName = Literal["slow-dependency", "failing-dependency", "cpu-throttle", "model-sync", "none"]
 
-SLOWER_SECONDS_PER_SECOND = 0.08
-SLOWER_SECONDS_MOST = 1.2
+SLOWER_SECONDS_PER_SECOND = 0.12
+SLOWER_SECONDS_MOST = 1.5
 QUOTA_OF_DEMAND = 0.7  # of the CPU time that the model was measured to need: requests queue, more and more
 CONTROL_TIMEOUT_SECONDS = 10.0
 EDGE = "order-api -> recommendations"

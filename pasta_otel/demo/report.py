@@ -23,6 +23,7 @@ from pasta_otel.slo.windows import BurnRateWindows
 
 SCHEMA = "https://pasta-otel.example/schemas/report.schema.json"
 NS = 1_000_000_000
+RELIEF_NS = 1 * NS  # from the action, or the removal of the fault, to requests that count as after it
 PACKAGES = ("pasta-otel", "opentelemetry-sdk", "torch", "duckdb", "starlette", "httpx", "uvicorn")
 
 
@@ -136,11 +137,11 @@ def _offline(run: Run) -> dict[str, Any]:
 
 def _load(run: Run) -> dict[str, Any]:
     story, requests = run.story, run.requests
-    change, end = story.detected or story.removed, story.recovered or story.removed
+    relief = (story.answered if run.fault.expected.degrades else story.removed) or story.removed
     parts = {
         "before": [r for r in requests if r.end_monotonic_ns <= story.injected],
-        "during": [r for r in requests if story.injected < r.end_monotonic_ns <= change],
-        "after": [r for r in requests if r.end_monotonic_ns > end],
+        "during": [r for r in requests if story.injected < r.end_monotonic_ns <= relief],
+        "after": [r for r in requests if r.start_monotonic_ns > relief + RELIEF_NS],
     }
     return {
         "requests": len(requests),

@@ -19,6 +19,7 @@ from pasta_otel.demo.watch import Watch
 Phase = Literal["start", "baseline", "fault", "burning", "recovery", "stop", "done"]
 POLL_SECONDS = 0.2
 LEDGER_SECONDS = 15.0
+AFTER_RECOVERY_SECONDS = 1.5
 AFTER_ANSWER_SECONDS = 1.0  # time for a wrong extra action to show
 
 
@@ -34,7 +35,7 @@ class Pace:
         start: Most time until the SLOs have data.
     """
 
-    baseline: float = 12.0
+    baseline: float = 10.0
     detect: float = 45.0
     answer: float = 12.0
     recover: float = 60.0
@@ -49,7 +50,7 @@ class Story:
         fault_words: What was done to the service.
         started: The first order was sent.
         injected: The fault began (read before it was injected).
-        detected: An SLO was first seen burning.
+        detected: An SLO first burned, by the controller's own time.
         answered: The expected cause and action were first seen together.
         removed: The fault was taken back.
         recovered: Every SLO was fine again.
@@ -143,7 +144,8 @@ class Scenario:
         self._until(lambda: False, max(left, 3.0))
         self._model_cores = (_cpu_seconds(self._model_pid) - cpu) / (time.monotonic() - since)
         self.story.before = self.watch.snapshot()
-        self.watch.burned.clear()
+        if self.watch.burned:
+            raise DemoError("an SLO burned before the fault: this machine is too busy for the demo's objectives")
 
     def _inject(self) -> None:
         victims = self._stage.victims(self._model_cores)
@@ -177,7 +179,8 @@ class Scenario:
         self._audience.phase("recovery", "waiting for the SLOs to be fine again")
         self._until(lambda: self.watch.settled, self._pace.recover)
         if self.watch.settled:
-            self.story.recovered = time.monotonic_ns()
+            self.story.recovered = self.watch.settled_since
+            self._until(lambda: False, AFTER_RECOVERY_SECONDS)
 
     def _remove(self) -> None:
         if self.story.injected and not self.story.removed:
@@ -194,7 +197,7 @@ class Scenario:
         story.spans = self._settle_ledger()
         story.trace = self._slow_trace()
         last = stage.stop_sidecar()
-        story.spans = last.get("spans", last.get("ledger", story.spans))
+        story.spans = last.get("ledger", story.spans)
         self._audience.phase("done", "")
 
     def _settle_ledger(self) -> dict[str, Any]:

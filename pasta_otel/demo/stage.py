@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import sys
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
 
-from pasta_otel.demo import processes
+from pasta_otel.demo import objectives, processes
 from pasta_otel.demo.faults import Victims
 from pasta_otel.demo.processes import Child
 from pasta_otel.demo.sidecar import Sidecar
@@ -42,7 +43,7 @@ class StageOptions:
 
     out: Path
     seed: int = 0
-    rate: float = 8.0
+    rate: float = 5.0
     upstream: str | None = None
     tick_seconds: float = 1.0
     grace_seconds: float = 2.0
@@ -61,7 +62,8 @@ class Stage:
         self._options = options
         self._logs = options.out / "logs"
         self._children: dict[str, Child] = {}
-        self.sidecar = Sidecar("")
+        self._otlp_port, self._api_port = free_ports(2)
+        self.sidecar = Sidecar(f"http://127.0.0.1:{self._api_port}")
 
     def __enter__(self) -> Self:
         """Make the folders."""
@@ -82,18 +84,27 @@ class Stage:
         return self._options.out / "load.jsonl"
 
     @property
+    def slo_file(self) -> Path:
+        """Return the SLO file that is watched."""
+        return self._options.out / "slo.yaml"
+
+    @property
     def device(self) -> str:
         """Return where the model runs: ``cpu`` or ``cuda``."""
         return str(self._children["model"].ready.get("device", "cpu"))
 
     def start(self) -> None:
-        """Start the sidecar, then the services, each when what it needs is ready."""
-        self._start_sidecar()
+        """Start the services, each when what it needs is ready, then the sidecar: nothing is traced before it is there.
+
+        The sidecar comes last because the latency objective depends on how fast the machine is.
+        """
         for name in ("payment", "recommendations", "model"):
             self._start_service(name, {})
         urls = {name: self._url(name) for name in ("payment", "recommendations", "model")}
         self._start_service("order-api", {"DEMO_DEPENDENCIES": json.dumps(urls)})
         self._url("order-api")
+        self._write_objectives(self._children["order-api"].ready["order_ms"])
+        self._start_sidecar()
 
     def start_load(self) -> None:
         """Start sending orders."""
@@ -140,16 +151,16 @@ class Stage:
         options = self._options
         command = [
             *(sys.executable, "-m", "pasta_otel", "sidecar"),
-            *("--otlp-grpc-port", "0", "--otlp-http-port", "0", "--api-port", "0"),
+            *("--otlp-grpc-port", "0", "--otlp-http-port", str(self._otlp_port), "--api-port", str(self._api_port)),
             *("--store", str(options.out / "spans.duckdb"), "--state", str(options.out / "state")),
-            *("--slo", str(data_file("slo.yaml")), "--policy", str(data_file("policy.yaml"))),
+            *("--slo", str(self.slo_file), "--policy", str(data_file("policy.yaml"))),
             *("--audit", str(options.out / "audit.jsonl"), "--windows", options.windows),
             *("--tick", str(options.tick_seconds), "--grace", str(options.grace_seconds)),
             *(("--upstream", options.upstream) if options.upstream else ()),
         ]
         child = processes.start("sidecar", command, self._logs / "sidecar.log", {})
         self._children["sidecar"] = child
-        self.sidecar = Sidecar(_address(child.wait_ready()["api"]))
+        child.wait_ready()
 
     def _start_service(self, name: str, environment: dict[str, str]) -> None:
         command = [
@@ -158,7 +169,7 @@ class Stage:
         ]
         shared = {
             "OTEL_SERVICE_NAME": name,
-            "OTEL_EXPORTER_OTLP_ENDPOINT": _address(self._children["sidecar"].ready["otlp_http"]),
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self._otlp_port}",
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
             "OTEL_TRACES_EXPORTER": "otlp",
             "OTEL_METRICS_EXPORTER": "none",
@@ -171,15 +182,18 @@ class Stage:
         }
         self._children[name] = processes.start(name, command, self._logs / f"{name}.log", {**shared, **environment})
 
+    def _write_objectives(self, order_ms: float) -> None:
+        text = data_file("slo.yaml").read_text(encoding="utf-8")
+        self.slo_file.write_text(objectives.fit(text, objectives.threshold_ms(order_ms)), encoding="utf-8")
+
     def _url(self, name: str) -> str:
         child = self._children[name]
         ready = child.ready or child.wait_ready()
         return f"http://127.0.0.1:{ready['port']}"
 
 
-def _address(told: object) -> str:
-    """Return a base URL for what a ready line tells: a port, host:port or URL."""
-    text = str(told)
-    if text.startswith("http"):
-        return text.rstrip("/")
-    return f"http://{text}" if ":" in text else f"http://127.0.0.1:{text}"
+def free_ports(count: int) -> list[int]:
+    """Return ports of loopback that nobody listens on now."""
+    with contextlib.ExitStack() as held:
+        listeners = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [listener.getsockname()[1] for listener in listeners]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from pasta_otel.demo.sidecar import Sidecar
 
-Clock = Callable[[], int]
 State = dict[str, Any]
 
 
@@ -43,20 +42,21 @@ class Watch:
         points: Burn rates, oldest first.
         states: The last reading, by SLO.
         attributions: The last answer with a cause, or else the last answer, by SLO.
-        burned: When each SLO was first seen burning, monotonic nanoseconds.
+        burned: When each SLO first burned by the controller's own word, monotonic nanoseconds.
+        unix_minus_monotonic_ns: To put the controller's wall times on the monotonic clock.
     """
 
     sidecar: Sidecar
-    clock: Clock = time.monotonic_ns
     points: list[BurnPoint] = field(default_factory=list)
     states: dict[str, State] = field(default_factory=dict)
     attributions: dict[str, dict[str, Any]] = field(default_factory=dict)
     burned: dict[str, int] = field(default_factory=dict)
+    unix_minus_monotonic_ns: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
 
     def read(self) -> None:
         """Read once."""
         states = self.sidecar.slos()
-        now_ns = self.clock()
+        now_ns = time.monotonic_ns()
         for state in states:
             self._take(state, now_ns)
 
@@ -66,9 +66,9 @@ class Watch:
         return min(self.burned, key=lambda name: self.burned[name]) if self.burned else None
 
     @property
-    def burning(self) -> bool:
-        """Say whether any SLO burns now."""
-        return any(state["verdict"] == "burning" for state in self.states.values())
+    def settled_since(self) -> int:
+        """Return since when every SLO has been fine, monotonic nanoseconds; only while ``settled``."""
+        return max(self._monotonic_ns(state["since"]) for state in self.states.values())
 
     @property
     def settled(self) -> bool:
@@ -88,10 +88,13 @@ class Watch:
         name = state["name"]
         self.states[name] = state
         if state["verdict"] == "burning":
-            self.burned.setdefault(name, now_ns)
+            self.burned.setdefault(name, self._monotonic_ns(state["burn_since"] or state["since"]))
         answer = state.get("attribution")
         if answer and (answer["causes"] or name not in self.attributions):
             self.attributions[name] = answer
         for rate in state["burn_rates"]:
             point = BurnPoint(now_ns, name, state["verdict"], rate["factor"], rate["long"], rate["short"])
             self.points.append(point)
+
+    def _monotonic_ns(self, rfc3339: str) -> int:
+        return round(datetime.fromisoformat(rfc3339).timestamp() * 1e9) - self.unix_minus_monotonic_ns

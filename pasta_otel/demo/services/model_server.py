@@ -62,4 +62,4 @@ def create_app(seed: int) -> Starlette:
 
 
 if __name__ == "__main__":
-    serve(create_app(int(os.environ.get("DEMO_SEED", "0"))), device=DEVICE)
+    serve(create_app(int(os.environ.get("DEMO_SEED", "0"))), {"device": DEVICE})

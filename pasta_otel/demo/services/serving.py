@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import uvicorn
@@ -35,15 +36,30 @@ def without_message_spans(app: Starlette) -> Starlette:
 HEALTH = Route("/healthz", healthz)
 
 
-def serve(app: ASGIApp, **facts: Any) -> None:
-    """Serve ``app`` on loopback until SIGTERM or SIGINT; on ``PORT``, or a free port told on stdout with ``facts``."""
+class _Server(uvicorn.Server):
+    """Tells where it listens once the application has started."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket, facts: Mapping[str, Any]) -> None:
+        super().__init__(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on"))
+        self._port, self._facts = listener.getsockname()[1], facts
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        sys.stdout.write(json.dumps({"event": "ready", "port": self._port, **self._facts}) + "\n")
+        sys.stdout.flush()
+
+
+def serve(app: ASGIApp, facts: Mapping[str, Any] | None = None) -> None:
+    """Serve ``app`` on loopback until SIGTERM or SIGINT.
+
+    Args:
+        app: The application.
+        facts: Told on stdout with the port (``PORT``, or a free one) once the application has started.
+    """
     # uvicorn raises SIGTERM again once it has stopped; exiting instead of dying lets telemetry flush
     signal.signal(signal.SIGTERM, _exit)
     listener = socket.create_server(("127.0.0.1", int(os.environ.get("PORT", "0"))), backlog=512)
-    sys.stdout.write(json.dumps({"event": "ready", "port": listener.getsockname()[1], **facts}) + "\n")
-    sys.stdout.flush()
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on")
-    uvicorn.Server(config).run(sockets=[listener])
+    _Server(app, listener, {} if facts is None else facts).run(sockets=[listener])
 
 
 def _exit(*_: Any) -> None:
