@@ -6,15 +6,16 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
-from opentelemetry import metrics
+from opentelemetry import metrics, trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # untyped there
 
 from pasta_otel import semconv
 from pasta_otel.app import build_row_sink, prepare_app_telemetry, setup_app_telemetry
 from pasta_otel.config import load_settings
 from pasta_otel.errors import PastaError
+from pasta_otel.gpu.torch.annotate import use_provider
 from pasta_otel.gpu.torch.modules import ModuleSpans
 from pasta_otel.gpu.torch.names import ModuleNames
 from pasta_otel.gpu.torch.traces import DEFAULT_ROW_LIMIT
@@ -45,6 +46,7 @@ class Instrumentation:
 
     def start(self, provider: object | None, *, set_up: bool) -> None:
         """Follow the provider; ``set_up`` lets us make one when a span starts and there is none."""
+        use_provider(cast("trace.TracerProvider | None", provider))
         self.modules.start(provider, self._bound)
         if set_up:
             self.allow_set_up()
@@ -67,6 +69,7 @@ class Instrumentation:
     def stop(self) -> None:
         """Stop recording, and send what is queued."""
         self.modules.stop()
+        use_provider(None)
         sink = self.pipeline.disconnect()
         shutdown = getattr(sink, "shutdown", None)
         if self._own_sink and callable(shutdown):

@@ -98,6 +98,7 @@ def test_module_rows_hang_under_the_server_span(app, service):
     httpx.get(f"{service}/predict")
     settled(app)
     (server,) = spans_of(app, "SERVER")
+    assert app.spans()["preprocess"].parent.span_id == server.context.span_id
     assert app.rows.names() == ["linear", "inner.linear", "inner", "Block"]
     assert app.rows.one("Block").parent_span_id == server.context.span_id
     assert {row.trace_id for row in app.rows} == {server.context.trace_id}

@@ -17,9 +17,8 @@ from tests.instrumented import App, Block
 
 
 @pytest.fixture
-def app(monkeypatch):
+def app():
     made = App()
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", made.provider)
     yield made
     made.close()
 
@@ -227,8 +226,9 @@ def test_a_cancelled_task_is_no_failure_of_the_region(app):
     assert app.spans()["wait"].status.status_code is StatusCode.UNSET
 
 
-def test_it_works_without_instrument(app):
+def test_it_works_without_instrument_on_the_global_provider(app, monkeypatch):
     pasta_otel.uninstrument()
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", app.provider)
     with app.request(), annotate("alone"):
         pass
     assert "alone" in app.spans()

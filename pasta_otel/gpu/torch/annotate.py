@@ -21,6 +21,29 @@ F = TypeVar("F", bound=Callable[..., Any])
 _OPEN = context_api.create_key("pasta-annotate")
 
 
+class _Tracers:
+    """Our tracer of the provider in use; the SDK makes a tracer anew, with a lock, whenever it is asked for one."""
+
+    def __init__(self) -> None:
+        self.chosen: trace.TracerProvider | None = None
+        self._known: tuple[trace.TracerProvider, trace.Tracer] | None = None
+
+    def current(self) -> trace.Tracer:
+        provider = self.chosen or trace.get_tracer_provider()
+        known = self._known
+        if known is None or known[0] is not provider:
+            known = self._known = (provider, provider.get_tracer(semconv.SCOPE))
+        return known[1]
+
+
+_tracers = _Tracers()
+
+
+def use_provider(provider: trace.TracerProvider | None) -> None:
+    """Make regions with a provider that is not the global one; None = the global one."""
+    _tracers.chosen = provider
+
+
 class _Region(NamedTuple):
     """An entered region: who entered it, its span, and the context to go back to."""
 
@@ -38,7 +61,7 @@ def _start(name: str, attributes: dict[str, AttributeValue]) -> Span | None:
             return None
     elif not isinstance(current, Span) or not current.is_recording():
         return None
-    return trace.get_tracer(semconv.SCOPE).start_span(name, attributes=attributes)
+    return _tracers.current().start_span(name, attributes=attributes)
 
 
 def _finish(span: Span, error: BaseException | None) -> None:
