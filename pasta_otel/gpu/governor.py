@@ -138,10 +138,16 @@ class Governor:
         latest = self._last_end + MAX_WAIT_NS if self._affordable() else due
         return max(0, int(min(due, latest) - self._clock()))
 
-    def book(self, cost: WindowCost) -> float:
-        """Book a window; return its weight: how many times its work stands for, from the last window's end to its own."""
+    def book(self, cost: WindowCost, *, charged: bool = True) -> float:
+        """Book a window; return its weight: how many times its work counts, from the last window's end to its own.
+
+        Args:
+            cost: The window.
+            charged: False for tier 3, which an SLO that burns pays for: it takes nothing from the budget of tier 2.
+        """
         recording = (cost.launches + cost.nodes * NODE_NS / LAUNCH_NS) * self._launch_cost() + cost.cpu_ns
-        self._spent_ns += recording + cost.switch_ns
+        if charged:
+            self._spent_ns += recording + cost.switch_ns
         self._recorded_ns += cost.recorded_ns
         self._switch_ns += (cost.switch_ns - self._switch_ns) * 0.3
         self._rate += (recording / max(cost.recorded_ns, 1) - self._rate) * 0.3

@@ -370,3 +370,79 @@ def test_a_process_without_cupti_maps_none(tmp_path):
     maps = tmp_path / "maps"
     maps.write_text("7f00-7f01 r-xp 00000000 00:00 0    /usr/lib/libc.so.6\n7f02-7f03 rw-p 00000000 00:00 0\n")
     assert library.loaded_libraries(maps) == []
+
+
+def test_the_service_runs_windows_under_its_governor_and_hands_on_spans_and_points(fake_cupti):
+    run_with(
+        fake_cupti,
+        DETACHING
+        + """
+import threading, time
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from pasta_otel import semconv
+from pasta_otel.gpu.cupti.service import GpuCapture
+from pasta_otel.gpu.governor import Governor
+from pasta_otel.gpu.mapping import Regions
+class Sink:
+    taken = []
+    def offer_columns(self, columns):
+        self.taken.append(columns)
+        return True
+reader = InMemoryMetricReader()
+provider = MeterProvider([reader])
+regions = Regions(_cupti, time.time_ns)
+governor = Governor(1.0, time.monotonic_ns, window_ns=20_000_000, headroom=1.0)
+service = GpuCapture(capture, regions, governor, device_id=lambda d: f"GPU-{d}", sink=Sink())
+service.register(provider.get_meter("test"))
+service.start()
+deadline = time.monotonic() + 60
+number = 0
+while service.windows["ok"] < 5 and time.monotonic() < deadline:
+    number += 1
+    regions.enter(7, number, "model.layer")
+    launch()
+    regions.leave(number)
+    time.sleep(0.0005)
+# the program goes on while the service stops: it detaches inside one of its calls
+stopper = threading.Thread(target=service.stop); stopper.start()
+while stopper.is_alive():
+    launch(); time.sleep(0.0005)
+assert service.windows["ok"] >= 5 and service.windows["failed"] == 0
+assert not capture.is_open and not capture.attached
+assert service.counts.linked == service.spans["ok"] + service.spans["capped"] > 0
+assert service.counts.unlinked <= service.windows["ok"] + 20
+columns = Sink.taken[0]
+assert columns.trace_id[0].tolist() == [0] * 15 + [7]
+assert 1 <= int.from_bytes(columns.parent_span_id[0].tobytes(), "big") <= number
+(labels,) = {tuple(sorted(p.attributes.items())) for p in service.points() if semconv.MODULE_PATH in p.attributes}
+assert dict(labels) == {"gpu.kernel.class": "gemm", "hw.id": "GPU-0", "pasta.torch.module.path": "model.layer"}
+metrics = {m.name: m for r in reader.get_metrics_data().resource_metrics for s in r.scope_metrics for m in s.metrics}
+assert 0 < metrics["pasta.gpu.capture.duty"].data.data_points[0].value <= 1
+assert metrics["pasta.gpu.capture.budget"].data.data_points[0].value == 1.0
+work = {p.attributes["link"]: p.value for p in metrics["pasta.gpu.work"].data.data_points}
+assert work["id"] == service.counts.linked
+assert set(metrics) <= set(semconv.METRICS)
+""",
+    )
+
+
+def test_the_service_reports_a_holder_and_goes_on_when_it_has_gone(fake_cupti):
+    run_with(
+        fake_cupti,
+        LOADED
+        + """
+import time
+from pasta_otel.gpu.cupti.service import GpuCapture
+from pasta_otel.gpu.governor import Governor
+from pasta_otel.gpu.mapping import Regions
+service = GpuCapture(capture, Regions(_cupti, time.time_ns), Governor(0.5, time.monotonic_ns), device_id=str)
+fake.fake_subscriber(b"nsys")
+assert service.window(1_000_000) is None
+assert service.windows["held"] == 1 and service._held()[0].attributes == {"holder": "nsys"}
+fake.fake_subscriber(None)
+report = service.window(1_000_000)
+assert report.cost.recorded_ns >= 1_000_000 and report.weight > 0
+assert service._held()[0].value == 0
+""",
+    )
