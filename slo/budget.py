@@ -135,9 +135,10 @@ def exhausted_in_ns(left: float | None, burn: float | None, period_ns: int) -> i
 def total_of(parts: Iterable[EventCounts]) -> EventCounts:
     """Return the sum of counts of adjoining windows; parts without traffic add nothing, other gaps are the answer."""
     good = total = 0.0
-    degraded = False
-    for part in parts:
+    degraded, coverage, ratio_only = False, 1.0, False
+    for part in map(checked, parts):
         if part.no_data not in {None, "no_traffic"}:
             return part
         good, total, degraded = good + part.good, total + part.total, degraded or part.degraded
-    return checked(EventCounts(good, total, degraded=degraded))
+        coverage, ratio_only = min(coverage, part.coverage), ratio_only or part.ratio_only
+    return checked(EventCounts(good, total, degraded=degraded, coverage=coverage, ratio_only=ratio_only))

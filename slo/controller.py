@@ -18,6 +18,8 @@ from pasta_otel.model import CountRequest, EventCounts, SpanRef, TimeWindow, Ver
 from pasta_otel.slo.budget import Measured, exhausted_in_ns, remaining
 from pasta_otel.slo.evaluation import Evaluation, SLOState, Transition
 from pasta_otel.slo.investigate import Investigator
+from pasta_otel.slo.leader import Leader
+from pasta_otel.slo.maintenance import Maintenance
 from pasta_otel.slo.meters import evaluated, meter_of
 from pasta_otel.slo.periods import length_ns, period_at
 from pasta_otel.slo.ports import Attributor, BadExamples, Responder, SLISource
@@ -47,6 +49,8 @@ class Parts:
         meter: Records our own metrics.
         tracer: Records changes of verdict.
         clock: Time.
+        leader: Says whether this process acts, or only watches while another one does; None = it acts.
+        maintenance: Planned interruptions: no budget counts their time, and nobody acts during one.
     """
 
     source: SLISource
@@ -57,6 +61,8 @@ class Parts:
     meter: Meter | None = None
     tracer: Tracer | None = None
     clock: Clock | None = None
+    leader: Leader | None = None
+    maintenance: tuple[Maintenance, ...] = ()
 
 
 class SLOController:
@@ -76,13 +82,13 @@ class SLOController:
         self, slos: Sequence[SLO], windows: BurnRateWindows, parts: Parts, *, grace_ns: int = DEFAULT_GRACE_NS
     ) -> None:
         self._windows, self._parts, self._grace_ns = windows, parts, grace_ns
-        watched = [(slo, meter_of(components)) for slo, components in evaluated(slos)]
+        watched = [(slo, meter_of(components, parts.maintenance)) for slo, components in evaluated(slos)]
         self._slos = tuple(slo for slo, _ in watched)
         self._meters = tuple(meter for _, meter in watched)
         self._state = parts.state or NoState()
         self._clock = parts.clock or SystemClock()
-        names = {slo.name for slo in self._slos}
-        self._memories = {name: memory for name, memory in self._state.load().items() if name in names}
+        self._memories = self._recall()
+        self._leads = parts.leader is None
         self._last: tuple[SLOState, ...] = ()
         self._telemetry = Telemetry(self.states, parts.meter, parts.tracer)
         self._investigator = Investigator(parts.source, parts.attributor) if parts.attributor else None
@@ -99,20 +105,22 @@ class SLOController:
         what could not be read is ``no_data``.
         """
         began = self._clock.monotonic_ns()
+        self._leads = self._take_lead()
         end = now_unix_nano - self._grace_ns
         before, outcomes, states = dict(self._memories), [], []
         for slo, windows, measured in self._measured(end, now_unix_nano):
             outcome = self._outcome(slo, measured, end, now_unix_nano)
             self._memories[slo.name] = outcome.memory
             outcomes.append(outcome)
-            states.append(_state(slo, outcome, windows[0], measured[0]))
+            state = _state(slo, outcome, windows[0], measured[0])
+            states.append(replace(state, silenced=self._silence(slo, now_unix_nano)))
         self._remember(before)
         states = self._explain(states, outcomes, end, now_unix_nano)
         evaluation = Evaluation(now_unix_nano, tuple(states), _transitions(before, states, now_unix_nano))
         self._last = evaluation.states
         self._announce(evaluation, end)
-        if self._parts.responder is not None:
-            responder = self._parts.responder
+        responder = self._parts.responder
+        if responder is not None and self._leads:
             self._survive("responder", lambda: bool(responder.respond(evaluation)), False)
         self._telemetry.tick_took(self._clock.monotonic_ns() - began)
         return evaluation
@@ -130,6 +138,27 @@ class SLOController:
                 self._telemetry.missed(missed)
                 due += missed * step
             stop.wait(max(0.0, (due - self._clock.monotonic_ns()) / NS_PER_SECOND))
+
+    def _recall(self) -> dict[str, Memory]:
+        names = {slo.name for slo in self._slos}
+        return {name: memory for name, memory in self._state.load().items() if name in names}
+
+    def _take_lead(self) -> bool:
+        """Return whether we act; what the leader before us remembered is taken over with the lead."""
+        leader = self._parts.leader
+        if leader is None:
+            return True
+        leads = self._survive("leader", leader.lead, otherwise=False)
+        if leads and not self._leads:
+            self._memories = self._survive("state", self._recall, self._memories)
+        return leads
+
+    def _silence(self, slo: SLO, now_unix_nano: int) -> str:
+        """Return why nobody may act for an SLO now: the maintenance under way."""
+        for entry in self._parts.maintenance:
+            if entry.concerns(slo) and entry.window.start_unix_nano <= now_unix_nano < entry.window.end_unix_nano:
+                return entry.reason
+        return ""
 
     def _measured(self, end: int, now_unix_nano: int) -> Iterator[tuple[SLO, list[TimeWindow], list[Measured]]]:
         """Ask the source once for everything, and yield every SLO with its windows and what they say."""
@@ -165,7 +194,7 @@ class SLOController:
 
     def _remember(self, before: dict[str, Memory]) -> None:
         """Write memory before anybody acts on it: whatever is keyed by a burn's beginning happens once."""
-        if before != self._memories:
+        if before != self._memories and self._leads:
             self._survive("state", lambda: self._state.save(self._memories), None)
 
     def _explain(self, states: list[SLOState], outcomes: list[Outcome], end: int, now: int) -> list[SLOState]:
@@ -175,7 +204,7 @@ class SLOController:
         investigator.begin_tick({state.name for state in states if state.burn_since_unix_nano is not None})
         for slo, state, outcome in zip(self._slos, states, outcomes, strict=True):
             since = state.burn_since_unix_nano
-            if state.verdict == "burning" and since is not None:
+            if state.verdict == "burning" and since is not None and self._leads and not state.silenced:
                 row = self._active_row(outcome)
                 self._survive(
                     "attributor",
@@ -188,6 +217,8 @@ class SLOController:
         return next(row for row in self._windows.rows if row.key in outcome.memory.active)
 
     def _announce(self, evaluation: Evaluation, end: int) -> None:
+        if not self._leads:
+            return
         by_name = {slo.name: slo for slo in self._slos}
         states = {state.name: state for state in evaluation.states}
         for transition in evaluation.transitions:

@@ -65,6 +65,7 @@ class SLOState:
         coverage: Share of the period that the source can answer for.
         exhausted_in_ns: When the budget is gone at the present burn rate, from now; None = it is not shrinking.
         degraded: A source answered with a warning (partial response).
+        silenced: Why nobody may act for this SLO now (planned maintenance), or empty.
     """
 
     name: str
@@ -85,6 +86,7 @@ class SLOState:
     coverage: float = 1.0
     exhausted_in_ns: int | None = None
     degraded: bool = False
+    silenced: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Protocol
 from pasta_otel.errors import InputError
 from pasta_otel.model import CountRequest, EventCounts, TimeWindow
 from pasta_otel.slo.budget import Measured, checked, measure
+from pasta_otel.slo.maintenance import ExcludingMeter, Maintenance
 from pasta_otel.slo.periods import duration_ns
 from pasta_otel.slo.spec.model import SLO
 
@@ -113,8 +114,9 @@ class SliceMeter:
         InputError: The parts have slices of different lengths.
     """
 
-    def __init__(self, parts: Sequence[SLO]) -> None:
+    def __init__(self, parts: Sequence[SLO], maintenance: Sequence[Maintenance] = ()) -> None:
         self._parts = [_Slices(slo) for slo in parts]
+        self._excluded = [entry.window for entry in maintenance if any(entry.concerns(slo) for slo in parts)]
         self._sizes: list[int] = []
         self._method = parts[0].method
         self._objective = max(slo.objective for slo in parts)
@@ -139,7 +141,7 @@ class SliceMeter:
         return [self._window(self._parts[0].indices(window), failed) for window in windows]
 
     def _window(self, indices: range, failed: EventCounts | None) -> Measured:
-        known = [index for index in indices if all(index in part.bad for part in self._parts)]
+        known = [i for i in indices if all(i in part.bad for part in self._parts) and not self._in_maintenance(i)]
         coverage = len(known) / len(indices) if indices else 0.0
         if failed is not None and (not known or known[-1] != indices[-1]):
             return Measured(None, failed.no_data, failed.detail, coverage=coverage)
@@ -156,6 +158,11 @@ class SliceMeter:
             coverage=coverage,
         )
 
+    def _in_maintenance(self, index: int) -> bool:
+        start = index * self._parts[0].slice_ns
+        end = start + self._parts[0].slice_ns
+        return any(hole.start_unix_nano < end and start < hole.end_unix_nano for hole in self._excluded)
+
     def _bad(self, index: int) -> float:
         shares = [part.bad[index] for part in self._parts]
         if self._method == "Timeslices":
@@ -171,21 +178,24 @@ def union_of_ratios(weighted: Iterable[tuple[float, float]]) -> float:
 class CompositeMeter:
     """``Occurrences`` over several indicators: their weighted burn rates add up."""
 
-    def __init__(self, parts: Sequence[SLO]) -> None:
-        self._parts = [(EventMeter(slo), slo.weight) for slo in parts]
+    def __init__(self, meters: Sequence[BudgetMeter], weights: Sequence[Decimal]) -> None:
+        self._parts = list(zip(meters, weights, strict=True))
+        self._sizes: list[int] = []
 
     def requests(self, windows: Sequence[TimeWindow]) -> list[CountRequest]:
         """Return the requests of all parts."""
-        return [request for meter, _ in self._parts for request in meter.requests(windows)]
+        asked = [meter.requests(windows) for meter, _ in self._parts]
+        self._sizes = [len(requests) for requests in asked]
+        return [request for requests in asked for request in requests]
 
     def measure(self, windows: Sequence[TimeWindow], answers: Sequence[EventCounts]) -> list[Measured]:
         """Return one result a window: a part without data leaves nothing to say, an idle part adds nothing."""
-        n = len(windows)
+        rest = iter(answers)
         parts = [
-            (meter.measure(windows, answers[i * n : (i + 1) * n]), weight)
-            for i, (meter, weight) in enumerate(self._parts)
+            (meter.measure(windows, list(islice(rest, size))), weight)
+            for (meter, weight), size in zip(self._parts, self._sizes, strict=True)
         ]
-        return [add_up([(results[i], weight) for results, weight in parts]) for i in range(n)]
+        return [add_up([(results[i], weight) for results, weight in parts]) for i in range(len(windows))]
 
 
 def add_up(parts: Sequence[tuple[Measured, Decimal]]) -> Measured:
@@ -206,8 +216,8 @@ def add_up(parts: Sequence[tuple[Measured, Decimal]]) -> Measured:
     )
 
 
-def meter_of(parts: Sequence[SLO]) -> BudgetMeter:
-    """Return the meter of an SLO, or of the parts of a composite one.
+def meter_of(parts: Sequence[SLO], maintenance: Sequence[Maintenance] = ()) -> BudgetMeter:
+    """Return the meter of an SLO, or of the parts of a composite one, without the time of planned maintenance.
 
     Raises:
         InputError: The parts do not count in the same way.
@@ -215,8 +225,15 @@ def meter_of(parts: Sequence[SLO]) -> BudgetMeter:
     if len({slo.method for slo in parts}) > 1:
         raise InputError("the parts of a composite SLO need one budgetingMethod", field=parts[0].composite_of)
     if parts[0].method != "Occurrences":
-        return SliceMeter(parts)
-    return EventMeter(parts[0]) if len(parts) == 1 else CompositeMeter(parts)
+        return SliceMeter(parts, maintenance)
+    meters = [_event_meter(slo, maintenance) for slo in parts]
+    return meters[0] if len(parts) == 1 else CompositeMeter(meters, [slo.weight for slo in parts])
+
+
+def _event_meter(slo: SLO, maintenance: Sequence[Maintenance]) -> BudgetMeter:
+    if any(entry.concerns(slo) for entry in maintenance):
+        return ExcludingMeter(slo, maintenance)
+    return EventMeter(slo)
 
 
 def evaluated(slos: Sequence[SLO]) -> list[tuple[SLO, tuple[SLO, ...]]]:

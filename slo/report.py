@@ -39,6 +39,7 @@ def state_to_json(state: SLOState) -> dict[str, Any]:
         "detail": state.detail,
         "since": rfc3339(state.since_unix_nano),
         "burn_since": None if burn is None else rfc3339(burn),
+        "silenced": state.silenced or None,
         "burn_rates": [_burn_rate(rate) for rate in state.burn_rates],
         "budget": {
             "remaining": state.budget_remaining,

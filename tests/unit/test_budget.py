@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_otel.model import EventCounts
@@ -84,6 +84,7 @@ def test_exhaustion_is_a_straight_line_from_the_present_burn():
     assert exhausted_in_ns(None, 2.0, 3600) is None
 
 
+@settings(deadline=None)
 @given(COUNTS, OBJECTIVES, st.decimals(min_value=0, max_value=100, places=3))
 def test_the_comparison_equals_exact_rational_arithmetic(counts, objective, factor):
     counts = checked(counts)
@@ -93,6 +94,7 @@ def test_the_comparison_equals_exact_rational_arithmetic(counts, objective, fact
     assert exceeds(counts, objective, factor) == (exact > Fraction(factor))
 
 
+@settings(deadline=None)
 @given(st.lists(COUNTS, min_size=1, max_size=20))
 def test_the_ratio_of_a_sum_is_not_changed_by_how_it_was_cut(parts):
     whole = total_of(map(checked, parts))
@@ -100,6 +102,7 @@ def test_the_ratio_of_a_sum_is_not_changed_by_how_it_was_cut(parts):
     assert whole.total == sum(part.total for part in parts)
 
 
+@settings(deadline=None)
 @given(COUNTS, OBJECTIVES)
 def test_remaining_and_burn_over_one_window_add_up_to_one(counts, objective):
     counts = checked(counts)

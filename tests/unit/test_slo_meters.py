@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_otel.errors import InputError
@@ -177,11 +177,13 @@ def test_a_slice_whose_source_failed_is_asked_for_again():
     assert (measured.burn, measured.coverage) == (0, 1.0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 5)), min_size=1, max_size=5))
 def test_a_ratio_composite_is_never_worse_than_wholly_bad(weighted):
     assert 0 <= union_of_ratios(weighted) <= 1
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(1, 100)), min_size=1, max_size=4))
 def test_a_composite_of_equal_weights_burns_as_the_sum_of_its_parts(pairs):
     parts = [measure(EventCounts(float(min(g, t)), float(t)), Decimal("0.9")) for g, t in pairs]

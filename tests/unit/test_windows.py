@@ -8,7 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_otel.errors import InputError
@@ -134,6 +134,7 @@ def test_a_wrong_calendar_is_refused_at_its_field(old, new, field, kind):
     assert (field, kind) in {(problem.field, problem.kind) for problem in document.problems}
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 40),
     st.sampled_from("mhdwMQY"),
