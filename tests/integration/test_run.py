@@ -19,6 +19,7 @@ from tests.otlp_receiver import HttpReceiver, attributes
 from tests.support import ROOT, wait_for
 
 RUN = [sys.executable, "-m", "pasta_otel", "run", "--"]
+INSTRUMENT = str(Path(sys.executable).with_name("opentelemetry-instrument"))
 SERVER = """
 import socket, sys
 import torch, uvicorn
@@ -115,17 +116,18 @@ def check_request(spans):
     assert len({resource["service.instance.id"] for resource, _ in spans}) == 1
 
 
-@pytest.mark.parametrize("words", [RUN, [*RUN, sys.executable], ["opentelemetry-instrument", *RUN]])
+@pytest.mark.parametrize(
+    "words", [RUN, [*RUN, sys.executable], [INSTRUMENT, *RUN, sys.executable]], ids=["file", "python", "both"]
+)
 def test_a_server_is_instrumented_and_drained_on_sigterm(server_file, words):
-    if words[0] == "opentelemetry-instrument":
-        words = [str(Path(sys.executable).with_name(words[0])), *words[1:], sys.executable]
     with HttpReceiver() as receiver:
         code, err, spans = serve_and_ask([*words, str(server_file)], receiver)
     check_request(spans)
     assert code == -signal.SIGTERM, err
 
 
-def test_a_program_with_its_own_provider_keeps_it(tmp_path):
+@pytest.mark.parametrize("words", [RUN, [INSTRUMENT, sys.executable]], ids=["run", "opentelemetry-instrument"])
+def test_a_program_with_its_own_provider_keeps_it(tmp_path, words):
     program = tmp_path / "own.py"
     program.write_text(
         textwrap.dedent("""
@@ -144,7 +146,7 @@ def test_a_program_with_its_own_provider_keeps_it(tmp_path):
         """)
     )
     with HttpReceiver() as receiver:
-        code, _, err = run([*RUN, str(program)], OTEL_EXPORTER_OTLP_ENDPOINT=receiver.endpoint)
+        code, _, err = run([*words, str(program)], OTEL_EXPORTER_OTLP_ENDPOINT=receiver.endpoint)
     assert (code, err) == (0, "")
     assert sorted((resource["service.name"], span.name) for resource, span in receiver.spans()) == [
         ("mine", "Linear"),
