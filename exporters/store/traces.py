@@ -35,9 +35,10 @@ class Closing:
     """When a trace's times are written; monotonic nanoseconds.
 
     Attributes:
-        settle_quiet_ns: A complete trace (root there, no parent missing) is written after this long without a new span;
-            should one come later, its rows are replaced.
-        root_grace_ns: A trace whose root arrived is written this long after it, complete or not.
+        settle_quiet_ns: A complete trace is written after this long without a new span; should one come later, its rows
+            are replaced. Complete: there is a root, no parent is missing (but that of a server span: its caller may not
+            be traced), and no client span waits for a service that is known to send spans.
+        root_grace_ns: A trace is written this long after its first root or server span, complete or not.
         close_quiet_ns: A trace without a new span for this long is written, complete or not, and forgotten.
         max_open_ns: A trace is closed this long after its first span, whatever still comes.
         max_open_spans: Beyond this many held spans the longest quiet traces are closed.
@@ -124,8 +125,10 @@ class OpenTraces:
         slots.last[slot] = now_ns
         slots.dirty[slot] = True
         slots.tried[slot] = False
-        slots.root[slot[columns["parent_span_id"] == 0]] = now_ns
-        self._chunks.append(self._held(columns, slot))
+        held = self._held(columns, slot)
+        entry = slot[(held["parent_span_id"] == 0) | (held["kind"] == _SERVER)]
+        slots.root[entry] = np.where(slots.root[entry] == 0, now_ns, slots.root[entry])
+        self._chunks.append(held)
         self.spans += len(slot)
 
     def due(self, now_ns: int, *, everything: bool = False) -> Times | None:
@@ -142,8 +145,9 @@ class OpenTraces:
         )
         closed |= self._over_limit(live, quiet)
         dirty = live & slots.dirty
-        forced = dirty & (closed | ((slots.root > 0) & (now_ns - slots.root >= limits.root_grace_ns)))
-        candidates = dirty & ~slots.tried & (quiet >= limits.settle_quiet_ns)
+        settled = dirty & (quiet >= limits.settle_quiet_ns)
+        forced = (dirty & closed) | (settled & (slots.root > 0) & (now_ns - slots.root >= limits.root_grace_ns))
+        candidates = settled & ~slots.tried
         if not (forced.any() or candidates.any() or closed.any()):
             return None
         times = self._times(forced, candidates)
@@ -172,14 +176,15 @@ class OpenTraces:
             return None
         rows = {name: column[picked] for name, column in held.items()}
         forest = resolve(rows["slot"], rows["span_id"], rows["parent_span_id"], rows["start"], rows["end"])
-        complete = candidates & _complete(rows, forest, len(forced))
-        write = forced | complete
+        callee_op, server_ns = _served(rows, forest.parent)
+        waiting = self._edges.waiting(rows, callee_op)
+        write = forced | (candidates & _complete(rows, forest, waiting, len(forced)))
         slots = self._slots
         replaced = [key for slot in np.flatnonzero(write & slots.written) if (key := slots.key[slot]) is not None]
         slots.tried |= candidates
         slots.dirty &= ~write
         slots.written |= write
-        return Times(self._rows(rows, forest, write), replaced)
+        return Times(self._rows(rows, forest, callee_op, server_ns, write), replaced)
 
     def _held(self, columns: Columns, slot: NDArray[np.int64]) -> Columns:
         kind = np.array([self._dimensions.operations.key(number)[2] for number in columns["op_id"]], dtype=np.uint8)
@@ -215,14 +220,15 @@ class OpenTraces:
             target[row] = called(json.loads(attributes[row]))
         return module, target
 
-    def _rows(self, rows: Columns, forest: Forest, write: NDArray[np.bool_]) -> Columns:
-        kind, parent = rows["kind"], forest.parent
-        server_ns = np.zeros(len(kind), dtype=np.int64)
-        callee_op = np.full(len(kind), -1, dtype=np.int64)
-        served = np.flatnonzero((kind == _SERVER) & (parent >= 0))
-        served = served[kind[parent[served]] == _CLIENT]
-        np.add.at(server_ns, parent[served], rows["duration_ns"][served])
-        callee_op[parent[served[::-1]]] = rows["op_id"][served[::-1]]
+    def _rows(
+        self,
+        rows: Columns,
+        forest: Forest,
+        callee_op: NDArray[np.int64],
+        server_ns: NDArray[np.int64],
+        write: NDArray[np.bool_],
+    ) -> Columns:
+        kind = rows["kind"]
         role = np.where(kind == _CLIENT, ROLE_EDGE, np.where(rows["module"] >= 0, ROLE_MODULE, ROLE_OPERATION))
         key = np.where(role == ROLE_MODULE, rows["module"], rows["op_id"]).astype(np.int32)
         finished = (rows["flags"] & int(SpanFlag.UNFINISHED)) == 0
@@ -255,11 +261,25 @@ class OpenTraces:
         return np.array([by_slot.get(slot, none) for slot in rows["slot"].tolist()], dtype=np.int32)
 
 
-def _complete(rows: Columns, forest: Forest, slots: int) -> NDArray[np.bool_]:
-    """Say per trace whether its root is there and no parent is missing."""
+def _served(rows: Columns, parent: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return, per client span, the operation that served it (-1 = none) and the time its server spans took."""
+    kind = rows["kind"]
+    server_ns = np.zeros(len(kind), dtype=np.int64)
+    callee_op = np.full(len(kind), -1, dtype=np.int64)
+    servers = np.flatnonzero((kind == _SERVER) & (parent >= 0))
+    servers = servers[kind[parent[servers]] == _CLIENT]
+    np.add.at(server_ns, parent[servers], rows["duration_ns"][servers])
+    callee_op[parent[servers[::-1]]] = rows["op_id"][servers[::-1]]
+    return callee_op, server_ns
+
+
+def _complete(rows: Columns, forest: Forest, waiting: NDArray[np.bool_], slots: int) -> NDArray[np.bool_]:
+    """Say per trace whether a root is there, no parent is missing and no client span waits for its server span."""
     complete = np.zeros(slots, dtype=bool)
-    complete[rows["slot"][rows["parent_span_id"] == 0]] = True
-    complete[rows["slot"][(forest.flags & int(SpanFlag.ORPHAN)) != 0]] = False
+    orphan = (forest.flags & int(SpanFlag.ORPHAN)) != 0
+    server = rows["kind"] == _SERVER
+    complete[rows["slot"][(rows["parent_span_id"] == 0) | (orphan & server)]] = True
+    complete[rows["slot"][(orphan & ~server) | waiting]] = False
     return complete
 
 
@@ -302,6 +322,13 @@ class _EdgeNames:
             served_by = operation(callee_op[row])[0] if callee_op[row] >= 0 else None
             names.append(number((caller, self._callee(served_by, rows["target"][row]))))
         return names
+
+    def waiting(self, rows: Columns, callee_op: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Say which client spans have no server span although what they called is known to send spans."""
+        waiting = np.zeros(len(callee_op), dtype=bool)
+        for row in np.flatnonzero((rows["kind"] == _CLIENT) & (callee_op < 0)).tolist():
+            waiting[row] = rows["target"][row][1:] in self._learned
+        return waiting
 
     def _callee(self, served_by: str | None, target: Target) -> str:
         peer, address, port = target

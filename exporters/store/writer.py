@@ -15,7 +15,7 @@ from pasta_otel import semconv
 from pasta_otel.clock import Clock
 from pasta_otel.exporters.ledger import Ledger
 from pasta_otel.exporters.receiver.batch import SpanBatch
-from pasta_otel.exporters.store.columns import Columns, concatenate, span_columns, texts
+from pasta_otel.exporters.store.columns import MAX_INT64, Columns, concatenate, span_columns, texts
 from pasta_otel.exporters.store.dimensions import Dimensions
 from pasta_otel.exporters.store.schema import with_transaction
 from pasta_otel.exporters.store.traces import OpenTraces, Times
@@ -125,14 +125,13 @@ class Writer:
                 batches = self._take()
                 samples, self._samples = self._samples, []
                 asked = self._asked if not self._queue else self._done
-                settle = (self._settle_all and not self._queue) or (self._stopping and not self._queue)
+                settle = (self._settle_all or self._stopping) and not self._queue
+                self._settle_all = self._settle_all and not settle
                 stopping = self._stopping and not self._queue
             self._guarded(self._write_samples, samples)
             self._write(batches)
             self._guarded(self._settle, settle)
             with self._wake:
-                if settle:
-                    self._settle_all = False
                 self._done = asked
                 self._wake.notify_all()
             if stopping:
@@ -216,9 +215,14 @@ class Writer:
 def _delete_replaced(connection: Any, times: Times) -> None:
     keys = np.array(times.replaced, dtype=np.uint64)
     replaced = {"trace_hi": np.ascontiguousarray(keys[:, 0]), "trace_lo": np.ascontiguousarray(keys[:, 1])}
+    # the new rows hold the old spans too, so nothing to delete ended earlier: the scan skips what is older
+    since = int(times.columns["end_unix_nano"].min(initial=MAX_INT64))
     connection.register("replaced", replaced)
     try:
-        connection.execute("""delete from span_times t using replaced r
-                              where t.trace_hi = r.trace_hi and t.trace_lo = r.trace_lo""")
+        connection.execute(
+            """delete from span_times t using replaced r
+               where t.trace_hi = r.trace_hi and t.trace_lo = r.trace_lo and t.end_unix_nano >= ?""",
+            [since],
+        )
     finally:
         connection.unregister("replaced")

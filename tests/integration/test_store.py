@@ -126,18 +126,41 @@ def test_a_server_span_that_comes_late_replaces_what_was_written(bench):
 
 
 def test_a_trace_with_a_missing_parent_waits_until_it_is_quiet_for_long(bench):
-    (server, client), callee = call()
-    bench.send(callee, service="recommendations")
+    bench.send(span("part", parent=99))
     assert bench.store.flush()
     bench.clock.now += 2 * SECOND
     bench.send(span("other", trace=2))
     assert bench.store.flush()
     bench.clock.now += 2 * SECOND
     wait_for(lambda: OperationKey("demo", "other") in bench.store.operation_self_times(ALWAYS))
-    assert OperationKey("recommendations", "GET /recs") not in bench.store.operation_self_times(ALWAYS)
+    assert OperationKey("demo", "part") not in bench.store.operation_self_times(ALWAYS)
     bench.clock.now += 10 * SECOND
-    wait_for(lambda: OperationKey("recommendations", "GET /recs") in bench.store.operation_self_times(ALWAYS))
-    del server, client
+    wait_for(lambda: OperationKey("demo", "part") in bench.store.operation_self_times(ALWAYS))
+
+
+def test_a_request_whose_caller_is_not_traced_settles_at_once(bench):
+    bench.send(span("GET /order", kind=SERVER, parent=99))
+    assert bench.store.flush()
+    bench.clock.now += SECOND // 2
+    wait_for(lambda: OperationKey("demo", "GET /order") in bench.store.operation_self_times(ALWAYS))
+
+
+def test_a_call_to_a_service_that_sends_spans_waits_for_its_server_span_but_not_for_ever(bench):
+    (server, client), callee = call(1)
+    bench.send(server, client, service="orders")
+    bench.send(callee, service="recommendations")
+    bench.settle()  # from now on the address is known
+    (server, client), callee = call(2)
+    bench.send(server, client, service="orders")
+    bench.send(span("other", trace=3))
+    assert bench.store.flush()
+    bench.clock.now += SECOND
+    edge = EdgeKey("orders", "recommendations")
+    wait_for(lambda: OperationKey("demo", "other") in bench.store.operation_self_times(ALWAYS))
+    assert bench.store.edge_gaps(ALWAYS)[edge].count == 1
+    bench.clock.now += 2 * SECOND
+    wait_for(lambda: bench.store.edge_gaps(ALWAYS)[edge].count == 2)
+    assert sorted(bench.store.edge_gaps(ALWAYS)[edge].values_ns) == [30 * MS, 80 * MS]
 
 
 def test_a_callee_without_spans_is_named_by_peer_service_then_address_then_what_the_address_was(bench):
