@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +14,7 @@ from pasta_otel.model import HostSample, SpanSLI, TimeWindow
 from pasta_otel.semconv import CPU_TIME
 from pasta_otel.testing.spans import Kind, MemorySpan, MemorySpanStore
 
-SLI = SpanSLI("frontend", "hipstershop.Frontend/Recv.")
 SECOND_NS = 1_000_000_000
-EVER = TimeWindow(0, 2**62)
 
 
 @dataclass(frozen=True)
@@ -95,6 +93,13 @@ def host_samples(usage: dict[int, dict[str, float]], minutes: list[int], at_unix
 def window_of(spans: list[MemorySpan]) -> TimeWindow:
     ends = [span.end_time_unix_nano for span in spans]
     return TimeWindow(min(ends), max(ends) + 1)
+
+
+def entry(normal: list[MemorySpan]) -> SpanSLI:
+    """Return the SLI of the system's front door: the most common root, and any operation unless it is nearly all."""
+    roots = Counter((span.service, span.operation) for span in normal if span.parent_span_id == "root")
+    (service, operation), count = roots.most_common(1)[0]
+    return SpanSLI(service, operation if count >= 0.9 * roots.total() else None)
 
 
 def store_of(normal: list[MemorySpan], burning: list[MemorySpan], host: list[HostSample]) -> MemorySpanStore:

@@ -1,4 +1,4 @@
-"""Adapter: PetShop's five-minute metrics and call graph as the attribution's store, and synthetic cases made of them."""
+"""Adapter: PetShop's five-minute metrics and call graph as the attribution's store, and synthetic cases made of it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def scenarios(folder: Path) -> list[Scenario]:
 def recorded(scenario: Scenario) -> list[PetCase]:
     """Return the labelled issues; without a recording of normal operation the points before the fault are normal."""
     cases = []
-    for path in sorted((scenario.folder / "train").iterdir()):
+    for path in sorted(scenario.folder.glob("*/issue_*")):
         label = json.loads((path / "target.json").read_text())
         times, nodes = read_metrics(path / "metrics.csv")
         start = label["target"]["timestamp"]
@@ -111,7 +111,7 @@ def recorded(scenario: Scenario) -> list[PetCase]:
         after = {n: s.cut(fault) for n, s in nodes.items()}
         cases.append(
             PetCase(
-                f"{scenario.name}/{path.name}",
+                f"{scenario.name}/{path.parent.name}/{path.name}",
                 label["target"]["metric"],
                 label["root_cause"]["node"],
                 before,
@@ -172,10 +172,10 @@ class MetricStore:
     def edge_durations(self, window: TimeWindow, **_: object) -> dict[EdgeKey, Samples]:
         return self._parts[window.start_unix_nano].edges()
 
-    def edge_gaps(self, window: TimeWindow, **_: object) -> dict[EdgeKey, Samples]:
+    def edge_gaps(self, _window: TimeWindow, **_: object) -> dict[EdgeKey, Samples]:
         return {}
 
-    def module_self_times(self, window: TimeWindow, **_: object) -> dict[ModuleKey, Samples]:
+    def module_self_times(self, _window: TimeWindow, **_: object) -> dict[ModuleKey, Samples]:
         return {}
 
 

@@ -15,7 +15,7 @@ from pasta_otel.slo.attribution.question import DEFAULT_BASELINE, DEFAULT_WINDOW
 from pasta_otel.slo.sources.question import ask
 
 DEFAULT_SERVER = "http://127.0.0.1:4320"
-KEEP_ALL_S, KEEP_ALL_BYTES = 1e9, 2**60  # asking about an old file must not make it forget: 31 years, 1 EiB
+KEEP_ALL_S, KEEP_ALL_BYTES = 4e9, 2**60  # asking about an old file must not make it forget: since 1970, 1 EiB
 EXIT_CAUSE, EXIT_NO_CAUSE, EXIT_NO_DATA = 0, 1, 3
 
 

@@ -40,7 +40,7 @@ def trouble(record: Record, suspects: Sequence[Finding], sli: Any) -> Trouble:
     growth, failed = _net_growth(record), _own_errors(record)
     counted = failed > 0 and (not isinstance(sli, SpanSLI) or sli.good_status)
     extra_bad = max(failed, sum(finding.extra_bad for finding in suspects)) if counted else 0.0
-    slower = growth > 0 and growth >= record.limits.min_growth * record.baseline_ns
+    slower = growth >= record.limits.min_net_growth * record.baseline_ns
     extra_ns = max(growth, sum(finding.extra_ns for finding in suspects)) if slower else 0.0
     latency = _late_share(record, extra_ns, sli, extra_bad)
     total = latency + extra_bad
