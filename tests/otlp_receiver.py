@@ -25,8 +25,10 @@ class Answer:
         body: dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
         hang: bool = False,
+        slow_body_s: float = 0.0,
     ):
         self.status, self.body, self.headers, self.hang = status, body, headers or {}, hang
+        self.slow_body_s = slow_body_s
 
 
 class Receiver:
@@ -91,7 +93,11 @@ class HttpReceiver(Receiver):
                     f"HTTP/1.1 {answer.status} x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
                 )
                 head += "".join(f"{k}: {v}\r\n" for k, v in answer.headers.items())
-                self.wfile.write(head.encode() + b"\r\n" + data)
+                self.wfile.write(head.encode() + b"\r\n")
+                if answer.slow_body_s:
+                    self.wfile.flush()
+                    receiver.closing.wait(answer.slow_body_s)
+                self.wfile.write(data)
 
             def log_message(self, *_):
                 pass

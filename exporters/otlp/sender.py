@@ -21,6 +21,7 @@ _logger = logging.getLogger(__name__)
 
 BACKOFF_FIRST_S = 1.0
 BACKOFF_CAP_S = 30.0
+CLOSE_WAIT_S = 0.5
 JITTER = 0.2  # OTLP specification: exponential back-off with jitter
 SAME_WARNING_EVERY_S = 20.0
 
@@ -109,8 +110,12 @@ class Sender:
         self._transport.abort()
 
     def close(self) -> None:
-        """Release the connection."""
-        self._transport.close()
+        """Release the connection, unless a request that cannot be aborted still uses it."""
+        if self._turn.acquire(timeout=CLOSE_WAIT_S):
+            try:
+                self._transport.close()
+            finally:
+                self._turn.release()
 
     def after_fork(self) -> None:
         """Make the child's copy usable: no connection, no lock of the parent's threads."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import socket
 import ssl
 import time
@@ -89,6 +90,7 @@ class HttpTransport:
             self._headers["Content-Encoding"] = "gzip"
         self._context = tls_context(config) if self._tls else None
         self._connection: http.client.HTTPConnection | None = None
+        self._parents: list[http.client.HTTPConnection] = []
 
     def post(self, body: bytes, deadline: float) -> Reply:
         """Send one request; a kept connection that the server had closed is opened again once, at once."""
@@ -148,8 +150,16 @@ class HttpTransport:
             connection.close()
 
     def after_fork(self) -> None:
-        """Close our copy of the parent's socket; the parent's connection stays as it is."""
-        self.close()
+        """Close our copy of the parent's socket; the parent's connection stays as it is.
+
+        Only the descriptor: closing the connection object would wait for the lock of a buffered reader that the
+        parent's worker may have held at the fork, and so would freeing it, which is why it is kept.
+        """
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.sock is not None:
+            self._parents.append(connection)
+            with contextlib.suppress(OSError):
+                os.close(connection.sock.detach())
 
 
 def open_socket(host: str, port: int, context: ssl.SSLContext | None, deadline: float) -> socket.socket:

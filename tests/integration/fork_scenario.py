@@ -1,6 +1,6 @@
 """Case D01 as a program: parent 5 spans, two forked children 10 each, parent 5 more. Run by test_fork.py.
 
-Usage: fork_scenario.py {rows,sdk} {http/protobuf,grpc} ENDPOINT {quiet,busy,locked}
+Usage: fork_scenario.py {rows,sdk} {http/protobuf,grpc} ENDPOINT {quiet,busy,locked,inflight}
 Prints one JSON object: the children's exit states and how many spans the busy thread emitted.
 """
 
@@ -95,8 +95,10 @@ def main(kind, protocol, endpoint, mode):
         out.emit(str(os.getpid()))
     if protocol == "grpc" or mode == "quiet":
         out.flush()  # the channel or connection is open when the fork comes
+    if mode == "inflight":
+        assert not out.exporter.force_flush(0.3)  # the worker is reading the answer's body when the fork comes
     stop, emitted = threading.Event(), [0]
-    thread = background(out, mode, stop, emitted) if mode != "quiet" else None
+    thread = background(out, mode, stop, emitted) if mode in {"busy", "locked"} else None
     started = time.monotonic()
     children = [os.fork() or child(out) for _ in range(2)]
     if mode == "busy":
@@ -109,7 +111,7 @@ def main(kind, protocol, endpoint, mode):
     for _ in range(5):
         out.emit(str(os.getpid()))
     stopped = out.shutdown()
-    print(
+    print(  # noqa: T201  the report of the program
         json.dumps(
             {
                 "states": states,

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.otlp_receiver import GrpcReceiver, HttpReceiver
+from tests.otlp_receiver import Answer, GrpcReceiver, HttpReceiver
 from tests.support import case
 
 SCENARIO = Path(__file__).with_name("fork_scenario.py")
 
 
-def run_scenario(kind, protocol, mode):
-    with (HttpReceiver if protocol == "http/protobuf" else GrpcReceiver)() as receiver:
+def run_scenario(kind, protocol, mode, script=()):
+    with (HttpReceiver if protocol == "http/protobuf" else GrpcReceiver)(script) as receiver:
         done = subprocess.run(
             [sys.executable, str(SCENARIO), kind, protocol, receiver.endpoint, mode],
             capture_output=True, text=True, timeout=60, check=False,
@@ -33,7 +33,15 @@ def run_scenario(kind, protocol, mode):
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 @pytest.mark.parametrize("kind", ["rows", "sdk"])
 def test_forked_children_export_their_own_spans_and_only_those(kind, protocol, mode):
-    report, everything, errors = run_scenario(kind, protocol, mode)
+    check(*run_scenario(kind, protocol, mode))
+
+
+@pytest.mark.case("D01")
+def test_a_fork_while_the_worker_reads_an_answer_leaves_the_child_free():
+    check(*run_scenario("rows", "http/protobuf", "inflight", [Answer(body={}, slow_body_s=1.5)]))
+
+
+def check(report, everything, errors):
     expected = case("D01", "expected.json")
     spans = [(resource, span) for resource, span in everything if not span.name.startswith("busy-")]
     assert report["states"] == [0, 0], errors
