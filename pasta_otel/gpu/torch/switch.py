@@ -37,6 +37,7 @@ class HookSwitch:
         self._wanted, self._compiling = False, 0
         self._undo: list[Callable[[], None]] = []
         self._warning_check: Any = None
+        self._prepared = self._awaiting_dynamo = False
         self._dynamo_import = ImportWatch(DYNAMO_CALLBACKS, self._watch_compiler)
         if hasattr(os, "register_at_fork"):
             own = weakref.WeakMethod(self._after_fork)
@@ -62,6 +63,7 @@ class HookSwitch:
     def close(self) -> None:
         """Remove the hooks and everything that was set up for them."""
         self.deactivate()
+        self._prepared = self._awaiting_dynamo = False
         self._dynamo_import.stop()
         torch_module = self._modules.get(TORCH_MODULE)
         if self._warning_check is not None and torch_module is not None:
@@ -89,7 +91,9 @@ class HookSwitch:
         """Ask dynamo to tell when it compiles; again each time, because ``torch._dynamo.reset()`` forgets it."""
         handler = getattr(self._modules.get(DYNAMO_CALLBACKS), "callback_handler", None)
         if handler is None:
-            self._dynamo_import.start()
+            if not self._awaiting_dynamo:
+                self._awaiting_dynamo = True
+                self._dynamo_import.start()
         elif self.compile_started not in handler.start_callbacks:
             handler.register_start_callback(self.compile_started)
             handler.register_end_callback(self.compile_ended)
@@ -109,9 +113,11 @@ class HookSwitch:
         torch_module: Any = self._modules.get(TORCH_MODULE)
         if not hasattr(torch_module, "register_module_forward_hook") or not hasattr(torch_module, "Module"):
             return  # not imported, or being imported by another thread: the next trace will find it
-        self._quieten(torch_module)
         recorder = self._recorder
-        _keep_from_dynamo(self._modules, recorder.before, recorder.after)
+        if not self._prepared:
+            self._prepared = True
+            self._quieten(torch_module)
+            _keep_from_dynamo(self._modules, recorder.before, recorder.after)
         if torch_module._global_forward_hooks:
             self._undo.append(_exchange(torch_module, recorder.after))
         else:
@@ -121,7 +127,7 @@ class HookSwitch:
     def _quieten(self, torch_module: Any) -> None:
         """Let torch's warning about global hooks on compiled modules speak of other people's hooks only."""
         original = getattr(torch_module, "_has_any_global_hook", None)
-        if original is None or self._warning_check is not None:
+        if original is None:
             return
         self._warning_check = original
 

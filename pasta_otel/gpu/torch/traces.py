@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from opentelemetry.trace import SpanContext
@@ -136,7 +136,7 @@ class TraceWatch:
     def _open(self, span: Any, context: SpanContext) -> None:
         reference = weakref.ref(span, self._note_lost(context.trace_id, context.span_id))
         with self._lock:
-            ended = self._collect_lost()
+            ended: Sequence[ActiveTrace] = self._collect_lost() if self._lost else ()
             first = not self.active
             trace = self.active.get(context.trace_id)
             if trace is None:
@@ -148,8 +148,9 @@ class TraceWatch:
 
     def _close(self, trace_id: int, span_id: int) -> None:
         with self._lock:
-            ended = self._collect_lost()
-            ended += self._forget(trace_id, span_id)
+            ended = self._forget(trace_id, span_id)
+            if self._lost:
+                ended += self._collect_lost()
             if ended and not self.active:
                 self._listener.deactivate()
         self._report(ended)
@@ -161,7 +162,7 @@ class TraceWatch:
         del self.active[trace_id]
         return [trace]
 
-    def _report(self, ended: list[ActiveTrace]) -> None:
+    def _report(self, ended: Sequence[ActiveTrace]) -> None:
         for trace in ended:
             self._listener.trace_ended(next(trace.position), trace.limit, trace.lost)
 
