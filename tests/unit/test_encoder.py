@@ -120,7 +120,7 @@ def normal(request):
     return request
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(batches())
 def test_decoded_batches_equal_those_of_the_sdk_encoder(batch):
     resource = Resource({"service.name": "svc", "process.pid": 7})
