@@ -1,4 +1,4 @@
-"""pasta-otel's own telemetry: metrics on /metrics, spans to upstream when there is one."""
+"""pasta-otel's own telemetry: metrics on /metrics and, where there is an upstream, metrics and spans to it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from opentelemetry.metrics import Meter, NoOpMeter
+from opentelemetry.metrics import Meter
 from opentelemetry.trace import NoOpTracer, Tracer
 
 from pasta_otel import semconv
-from pasta_otel.exporters.otlp.config import OtlpConfig
+from pasta_otel.exporters.forward import ForwardConfig
+from pasta_otel.exporters.metrics import build_meter_provider
 from pasta_otel.exporters.otlp.spans import build_tracer_provider
+from pasta_otel.exporters.prometheus import PrometheusReader
 
 SERVICE = "pasta-otel"
 
@@ -40,19 +42,22 @@ class SelfTelemetry:
     close: Callable[[], None]
 
 
-def build_self_telemetry(upstream: OtlpConfig | None) -> SelfTelemetry:
+def build_self_telemetry(upstream: ForwardConfig | None) -> SelfTelemetry:
     """Return a process's own telemetry; nothing global is set.
 
     Args:
-        upstream: Where our own spans go; None keeps none.
+        upstream: Where our own spans and metrics go besides; None keeps the metrics for ``/metrics`` and no spans.
     """
-    meter = NoOpMeter(semconv.SCOPE)
+    reader = PrometheusReader()
+    own = {semconv.SERVICE_NAME: SERVICE}
+    meters = build_meter_provider(readers=[reader], attributes=own, config=upstream.metrics if upstream else None)
+    meter = meters.get_meter(semconv.SCOPE)
     if upstream is None:
-        return SelfTelemetry(meter, NoOpTracer(), _nothing, lambda: None)
-    spans = build_tracer_provider(upstream, attributes={semconv.SERVICE_NAME: SERVICE})
-    return SelfTelemetry(meter, spans.get_tracer(semconv.SCOPE), _nothing, spans.shutdown)
+        return SelfTelemetry(meter, NoOpTracer(), reader.render, meters.shutdown)
+    spans = build_tracer_provider(upstream.traces, attributes=own)
 
+    def close() -> None:
+        spans.shutdown()
+        meters.shutdown()
 
-def _nothing(accept: str) -> tuple[str, bytes]:
-    del accept
-    return "text/plain; version=0.0.4; charset=utf-8", b""
+    return SelfTelemetry(meter, spans.get_tracer(semconv.SCOPE), reader.render, close)

@@ -72,7 +72,7 @@ class Sidecar:
         self._threads: list[threading.Thread] = []
         self._sampler = HostSampler(proc_root, cgroup_root, self._clock) if options.host_metrics else None
         with ExitStack() as undo:
-            self._own = build_self_telemetry(forward.traces if forward else None)
+            self._own = build_self_telemetry(forward)
             undo.callback(self._own.close)
             sinks = ["store", *(["upstream"] if forward else [])]
             self.ledger = Ledger(sinks, meter=self._own.meter)
