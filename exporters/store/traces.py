@@ -187,7 +187,9 @@ class OpenTraces:
         return Times(self._rows(rows, forest, callee_op, server_ns, write), replaced)
 
     def _held(self, columns: Columns, slot: NDArray[np.int64]) -> Columns:
-        kind = np.array([self._dimensions.operations.key(number)[2] for number in columns["op_id"]], dtype=np.uint8)
+        operations, inverse = np.unique(columns["op_id"], return_inverse=True)
+        kinds = [self._dimensions.operations.key(number)[2] for number in operations.tolist()]
+        kind = np.array(kinds, dtype=np.uint8)[inverse]
         module, target = self._named(columns, kind)
         start = np.minimum(columns["raw_start_unix_nano"], MAX_INT64).astype(np.int64)
         return {
@@ -251,14 +253,15 @@ class OpenTraces:
 
     def _routes(self, rows: Columns) -> NDArray[np.int32]:
         """Return, per row, the number of its trace's set of server operations."""
-        sets: dict[int, set[int]] = {}
-        servers = rows["kind"] == _SERVER
-        for slot, op_id in zip(rows["slot"][servers].tolist(), rows["op_id"][servers].tolist(), strict=True):
-            sets.setdefault(slot, set()).add(op_id)
         number = self._dimensions.routes.id_of
-        by_slot = {slot: number(frozenset(ops)) for slot, ops in sets.items()}
-        none = number(frozenset())
-        return np.array([by_slot.get(slot, none) for slot in rows["slot"].tolist()], dtype=np.int32)
+        route = np.full(int(rows["slot"].max()) + 1, number(frozenset()), dtype=np.int32)
+        servers = rows["kind"] == _SERVER
+        pairs = np.unique(rows["slot"][servers] << 32 | rows["op_id"][servers])  # both are small numbers
+        slots, first = np.unique(pairs >> 32, return_index=True)
+        operations = np.split(pairs & 0xFFFFFFFF, first[1:])
+        for slot, served in zip(slots.tolist(), operations, strict=False):
+            route[slot] = number(frozenset(served.tolist()))
+        return route[rows["slot"]]
 
 
 def _served(rows: Columns, parent: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -316,12 +319,14 @@ class _EdgeNames:
         self, dimensions: Dimensions, rows: Columns, callee_op: NDArray[np.int64], clients: NDArray[np.int64]
     ) -> Sequence[int]:
         operation, number = dimensions.operations.key, dimensions.edges.id_of
-        names = []
-        for row in clients.tolist():
-            caller = operation(rows["op_id"][row])[0]
-            served_by = operation(callee_op[row])[0] if callee_op[row] >= 0 else None
-            names.append(number((caller, self._callee(served_by, rows["target"][row]))))
-        return names
+        columns = (rows["op_id"][clients], callee_op[clients], rows["target"][clients])
+        calls = list(zip(*(column.tolist() for column in columns), strict=True))
+        known: dict[tuple[int, int, Target], int] = {}
+        for call in dict.fromkeys(calls):
+            client_op, server_op, target = call
+            served_by = operation(server_op)[0] if server_op >= 0 else None
+            known[call] = number((operation(client_op)[0], self._callee(served_by, target)))
+        return [known[call] for call in calls]
 
     def waiting(self, rows: Columns, callee_op: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Say which client spans have no server span although what they called is known to send spans."""
