@@ -29,6 +29,8 @@ from pasta_otel.exporters.otlp.resource import ProcessIdentity, build_resource, 
 from pasta_otel.exporters.otlp.sender import Sender
 from pasta_otel.model import Attributes
 
+# the SDK's default bounds fit milliseconds; these are http.server.request.duration's, with two steps more at the low end
+SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 CARDINALITY_LIMIT = 2000
 OVERFLOW: dict[str, bool] = {"otel.metric.overflow": True}
 EXPORT_TIMEOUT_S = 5.0
@@ -130,12 +132,11 @@ class GuardedMeter(metrics.Meter):
         *,
         explicit_bucket_boundaries_advisory: Sequence[float] | None = None,
     ) -> metrics.Histogram:
-        """Return a guarded histogram."""
+        """Return a guarded histogram; one in seconds has bounds for seconds unless it brings its own."""
+        bounds = explicit_bucket_boundaries_advisory or (SECONDS_BOUNDS if unit == "s" else None)
 
         def create(name: str, unit: str, description: str) -> metrics.Histogram:
-            return self._inner.create_histogram(
-                name, unit, description, explicit_bucket_boundaries_advisory=explicit_bucket_boundaries_advisory
-            )
+            return self._inner.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=bounds)
 
         return cast("metrics.Histogram", self._wrap(_Histogram, create, name, unit, description))
 
