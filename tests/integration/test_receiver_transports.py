@@ -243,6 +243,10 @@ def certificate(tmp_path: Path) -> tuple[str, str]:
     return str(chain), str(key)
 
 
+def contents(*names: str) -> list[bytes]:
+    return [Path(name).read_bytes() for name in names]
+
+
 async def test_both_transports_speak_tls(ledger, sink, certificate):
     chain, key = certificate
     body = request(span()).SerializeToString()
@@ -252,11 +256,38 @@ async def test_both_transports_speak_tls(ledger, sink, certificate):
             answer = await client.post(
                 f"{receiver.http_url}/v1/traces", content=body, headers={"content-type": PROTOBUF}
             )
-        credentials = grpc.ssl_channel_credentials(await asyncio.to_thread(Path(chain).read_bytes))
+        credentials = grpc.ssl_channel_credentials(*contents(chain))
         async with grpc.aio.secure_channel(f"localhost:{receiver.grpc_port}", credentials) as channel:
             assert await channel.unary_unary(EXPORT)(body) == b""
     assert answer.status_code == 200
     assert receiver.http_url.startswith("https://")
+    assert len(sink.names) == 2
+
+
+async def test_a_client_certificate_is_needed_where_a_ca_is_set(ledger, sink, certificate):
+    chain, key = certificate
+    body = request(span()).SerializeToString()
+    pem, secret = contents(chain, key)
+    tls = {"tls_certificate_file": chain, "tls_key_file": key, "tls_client_ca_file": chain}
+    async with receiving(ledger, sink, **tls) as receiver:
+        for own in (False, True):
+            context = ssl.create_default_context(cafile=chain)
+            if own:
+                context.load_cert_chain(chain, key)
+            async with httpx.AsyncClient(verify=context) as client:
+                post = client.post(f"{receiver.http_url}/v1/traces", content=body, headers={"content-type": PROTOBUF})
+                if own:
+                    assert (await post).status_code == 200
+                else:
+                    with pytest.raises(httpx.HTTPError):
+                        await post
+        anonymous = grpc.ssl_channel_credentials(pem)
+        async with grpc.aio.secure_channel(f"localhost:{receiver.grpc_port}", anonymous) as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await channel.unary_unary(EXPORT)(body, timeout=10)
+        known = grpc.ssl_channel_credentials(pem, secret, pem)
+        async with grpc.aio.secure_channel(f"localhost:{receiver.grpc_port}", known) as channel:
+            assert await channel.unary_unary(EXPORT)(body) == b""
     assert len(sink.names) == 2
 
 
