@@ -29,7 +29,7 @@ from pasta_otel.exporters.otlp.resource import ProcessIdentity, build_resource, 
 from pasta_otel.exporters.otlp.sender import Sender
 from pasta_otel.model import Attributes
 
-# the SDK's default bounds fit milliseconds; these are http.server.request.duration's, with two steps more at the low end
+# the SDK's default bounds fit milliseconds; these are http.server.request.duration's and two steps at the low end
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 CARDINALITY_LIMIT = 2000
 OVERFLOW: dict[str, bool] = {"otel.metric.overflow": True}
