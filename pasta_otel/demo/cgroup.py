@@ -79,9 +79,10 @@ class Quota:
         group, self._group = self._group, None
         if group is None or not group.exists():
             return
-        for pid in (group / "cgroup.procs").read_text(encoding="utf-8").split():
-            with contextlib.suppress(ProcessLookupError):
-                _write(self._home.path / "cgroup.procs", pid)
+        with contextlib.suppress(FileNotFoundError):
+            for pid in (group / "cgroup.procs").read_text(encoding="utf-8").split():
+                with contextlib.suppress(ProcessLookupError):
+                    _write(self._home.path / "cgroup.procs", pid)
         group.rmdir()
 
     def _apply_under(self, parent: Path) -> None:

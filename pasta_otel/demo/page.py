@@ -28,7 +28,7 @@ def render(run: Run, report: Json) -> str:
         _section("Burn rates", _burn(run), "Solid: 30 s window; thin: 5 s window. An SLO burns when both are above.",
                  _burn_legend(run)),
         _section("Causes, best first", _causes(report)),
-        _section("One slow order", waterfall.render(_spans(run)), "Bars by service; module spans are indented."),
+        _section("One slow order", waterfall.render(_spans(run)), "", waterfall.legend(_spans(run))),
         _section("Actions", _actions(run, report)),
         _section("SLOs", _slos(report)),
         _section("Spans", _ledger(report)),
@@ -246,8 +246,9 @@ def _slos(report: Json) -> str:
 def _verdict(state: Json | None) -> str:
     if state is None:
         return "-"
-    rate = state["burn_rates"][0]["long"] if state["burn_rates"] else None
-    return str(state["verdict"]) + (f", burn rate {rate:.1f}" if rate is not None else "")
+    rates = state["burn_rates"][:1]
+    shown = ["-" if rate[key] is None else f"{rate[key]:.1f}" for rate in rates for key in ("long", "short")]
+    return str(state["verdict"]) + (f", burn rates {' / '.join(shown)}" if shown else "")
 
 
 def _ledger(report: Json) -> str:

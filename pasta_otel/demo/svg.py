@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 920, 300
-LEFT, RIGHT, TOP, BOTTOM = 56, 16, 66, 30
+LEFT, RIGHT, TOP, BOTTOM = 68, 16, 66, 30
 LABEL_ROW = 15
 
 
@@ -165,7 +165,7 @@ def log_axis(values: Sequence[float], unit: str) -> Axis:
     low, high = min(values, default=1.0), max(values, default=10.0)
     ticks = [t for t in _one_two_five() if low / 2.6 <= t <= high * 2.6]
     below = [t for t in ticks if t <= low] or ticks[:1]
-    above = [t for t in ticks if t >= high] or ticks[-1:]
+    above = [t for t in ticks if t >= high and t > below[-1]] or ticks[-1:]
     return Axis(below[-1], above[0], [t for t in ticks if below[-1] <= t <= above[0]], unit, logarithmic=True)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from pasta_otel import semconv
 
 ROWS_MOST = 40
-SHARE_LEAST = 0.02  # of the request: shorter module spans are counted, not drawn
+SHARE_LEAST = 0.02  # of the request: inner module spans that are shorter are counted, not drawn
+OUTER_DEPTH = 2  # dots in the path of a module that is always drawn, e.g. encoder.layers.3
 SERVICES = ("order-api", "model", "payment", "recommendations")
 Span = Mapping[str, Any]
 
@@ -20,10 +21,11 @@ def render(spans: Sequence[Span]) -> str:
         return ""
     start = min(span["start_time_unix_nano"] for span in spans)
     total = max(span["end_time_unix_nano"] for span in spans) - start or 1
-    drawn = [(span, depth) for span, depth in walk(spans) if not _is_module(span) or _share(span, total) >= SHARE_LEAST]
-    rows = "".join(_row(span, depth, start, total) for span, depth in drawn[:ROWS_MOST])
+    drawn = [(span, depth) for span, depth in walk(spans) if _is_drawn(span, total)]
+    callees = _callees(spans)
+    rows = "".join(_row(span, _name(span, callees), depth, (start, total)) for span, depth in drawn[:ROWS_MOST])
     hidden = len(spans) - len(drawn[:ROWS_MOST])
-    note = f'<p class="note">{hidden} shorter module spans are not drawn.</p>' if hidden else ""
+    note = f'<p class="note">{hidden} shorter module spans inside those are not drawn.</p>' if hidden else ""
     return f'<div class="waterfall">{rows}</div>{note}'
 
 
@@ -41,21 +43,37 @@ def walk(spans: Sequence[Span]) -> Iterator[tuple[Span, int]]:
         stack += [(child, depth + 1) for child in reversed(children.get(span["span_id"], []))]
 
 
-def _row(span: Span, depth: int, start: int, total: int) -> str:
-    left = 100 * (span["start_time_unix_nano"] - start) / total
-    width = max(100 * _share(span, total), 0.3)
-    milliseconds = span["duration_ns"] / 1e6
+def legend(spans: Sequence[Span]) -> str:
+    """Return which colour is which service."""
+    present = [service for service in SERVICES if any(span["service"] == service for span in spans)]
+    entries = "".join(f'<span class="row {service}"><i></i>{escape(service)}</span>' for service in present)
+    return f'<p class="legend services">{entries}</p>' if entries else ""
+
+
+def _callees(spans: Sequence[Span]) -> dict[str, str]:
+    """Return, by client span id, the service that its child ran in."""
+    return {span["parent_span_id"]: span["service"] for span in spans if span["parent_span_id"] and span["kind"] == 2}
+
+
+def _name(span: Span, callees: Mapping[str, str]) -> str:
     name = str(span["attributes"].get(semconv.MODULE_PATH) or span["name"])
+    callee = callees.get(span["span_id"])
+    return f"{name} to {callee}" if span["kind"] == 3 and callee else name
+
+
+def _row(span: Span, name: str, depth: int, frame: tuple[int, int]) -> str:
+    start, total = frame
+    left = 100 * (span["start_time_unix_nano"] - start) / total
+    width = min(max(100 * _share(span, total), 0.3), 100 - left)
+    milliseconds = span["duration_ns"] / 1e6
     error = " error" if span["status"] == "error" else ""
-    side = "right" if left + width > 75 else "left"
-    at = f"right:{100 - left:.2f}%" if side == "right" else f"left:{left + width:.2f}%"
     own = span.get("self_time_ns")
     title = f"{span['service']}: {span['name']}, {milliseconds:.2f} ms" + (f", own {own / 1e6:.2f} ms" if own else "")
     return (
         f'<div class="row {_css(span)}{error}" title="{escape(title, quote=True)}">'
         f'<div class="name" style="padding-left:{min(depth, 9) * 0.7:.1f}em">{escape(name)}</div>'
-        f'<div class="track"><span class="bar" style="left:{left:.2f}%;width:{min(width, 100 - left):.2f}%"></span>'
-        f'<span class="ms {side}" style="{at}">{milliseconds:.1f} ms</span></div></div>'
+        f'<div class="track"><span class="bar" style="left:{left:.2f}%;width:{width:.2f}%"></span></div>'
+        f'<div class="ms">{milliseconds:.1f} ms</div></div>'
     )
 
 
@@ -67,6 +85,11 @@ def _css(span: Span) -> str:
 
 def _is_module(span: Span) -> bool:
     return semconv.MODULE_PATH in span["attributes"]
+
+
+def _is_drawn(span: Span, total: int) -> bool:
+    path = str(span["attributes"].get(semconv.MODULE_PATH, ""))
+    return not _is_module(span) or path.count(".") <= OUTER_DEPTH or _share(span, total) >= SHARE_LEAST
 
 
 def _share(span: Span, total: int) -> float:
