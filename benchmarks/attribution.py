@@ -163,8 +163,8 @@ def _ask_petshop(store: petshop.MetricStore, metric: str, limits: Thresholds) ->
     return AttributionEngine(store, limits=limits).attribute(petshop.SLIS[metric], petshop.BEFORE, petshop.AFTER)
 
 
-def _correlation(case: petshop.PetCase, scenario: petshop.Scenario, tail: int = 24) -> floors.Scores:
-    """Rank correlation of each node with the target over the last two hours and the fault, strongest first."""
+def _correlation(case: petshop.PetCase, scenario: petshop.Scenario, tail: int = 6) -> floors.Scores:
+    """Rank correlation of each node with the target over the last half hour and the fault: its best tail of 2..48."""
     del scenario
 
     def series(node: str) -> np.ndarray:

@@ -23,7 +23,7 @@ class Thresholds:
         min_share: Share of the SLO's extra time or bad events that a cause must explain.
         min_growth: That cause's extra time as a share of the whole baseline request.
         min_net_growth: Growth of the whole request, improvements taken off, below which latency explains nothing.
-            Ours: benchmarks/attribution.py; with it normal PetShop data has no cause in 92 % of pairs (78 % without),
+            Ours: benchmarks/attribution.py; with it normal PetShop data has no cause in 90 % of pairs (78 % without),
             and one of fifteen OnlineBoutique faults is lost.
         min_error_shift: Increase of an error ratio; below the error budget of a 99.5 % objective nothing burns.
         min_errors: Errors needed in the burning window.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pasta_otel.model import EdgeKey, HostSample, ModuleKey, OperationKey, Samples, SpanSLI
-from pasta_otel.semconv import CGROUP_PERIODS, CPU_TIME, RUN_DELAY
+from pasta_otel.semconv import CGROUP_PERIODS, CGROUP_THROTTLED_PERIODS, CPU_TIME, RUN_DELAY
 from pasta_otel.slo.attribution.explain import explain
 from pasta_otel.slo.attribution.families.errors import edge_errors, error_ratio
 from pasta_otel.slo.attribution.families.host import host_rates
@@ -131,3 +131,14 @@ def test_counters_that_restart_count_from_zero_and_processes_add_up():
     assert rates["a"][RUN_DELAY].per_second == pytest.approx(0.3)
     assert rates["a"][CGROUP_PERIODS].per_second == 10.0
     assert "b" not in rates
+
+
+def test_the_most_throttled_process_stands_for_its_service_with_its_own_periods():
+    readings = [
+        HostSample("a", pid, metric, t * SECOND, t * rate)
+        for pid, periods, throttled in ((1, 50.0, 0.0), (2, 10.0, 8.0))
+        for metric, rate in ((CGROUP_PERIODS, periods), (CGROUP_THROTTLED_PERIODS, throttled))
+        for t in (0, 10)
+    ]
+    rates = host_rates(readings)["a"]
+    assert (rates[CGROUP_PERIODS].per_second, rates[CGROUP_THROTTLED_PERIODS].per_second) == (10.0, 8.0)

@@ -42,19 +42,18 @@ Rates = Mapping[str, Mapping[str, Rate]]
 def host_rates(samples: Sequence[HostSample]) -> Rates:
     """Return service -> metric -> rate; absent where fewer than two readings exist (absent is not zero).
 
-    Processes of one service add up, except for cgroup counters: its processes usually share the cgroup, so the largest
-    stands for all.
+    Processes of one service add up, except for cgroup counters: processes may share a cgroup, so those of the most
+    throttled process stand for all.
     """
-    series: dict[tuple[str, str, int], list[HostSample]] = defaultdict(list)
+    series: dict[tuple[str, int, str], list[HostSample]] = defaultdict(list)
     for sample in samples:
-        series[sample.service, sample.metric, sample.pid].append(sample)
-    rates: dict[str, dict[str, Rate]] = defaultdict(dict)
-    for (service, metric, _), readings in sorted(series.items(), key=lambda item: item[0]):
+        series[sample.service, sample.pid, sample.metric].append(sample)
+    processes: dict[str, dict[int, dict[str, Rate]]] = defaultdict(lambda: defaultdict(dict))
+    for (service, pid, metric), readings in sorted(series.items(), key=lambda item: item[0]):
         rate = _rate(readings)
         if rate is not None:
-            known = rates[service].get(metric)
-            rates[service][metric] = rate if known is None else _join(metric, known, rate)
-    return rates
+            processes[service][pid][metric] = rate
+    return {service: _join(list(known.values())) for service, known in processes.items()}
 
 
 def _rate(readings: Sequence[HostSample]) -> Rate | None:
@@ -67,10 +66,18 @@ def _rate(readings: Sequence[HostSample]) -> Rate | None:
     return Rate(grown / wall, len(ordered))
 
 
-def _join(metric: str, a: Rate, b: Rate) -> Rate:
-    if metric in SHARED_BY_CGROUP:
-        return max(a, b, key=lambda rate: rate.per_second)
-    return Rate(a.per_second + b.per_second, a.n + b.n)
+def _join(processes: Sequence[Mapping[str, Rate]]) -> dict[str, Rate]:
+    worst = max(processes, key=_throttling)
+    joined = {metric: rate for metric, rate in worst.items() if metric in SHARED_BY_CGROUP}
+    for metric in sorted({metric for rates in processes for metric in rates} - SHARED_BY_CGROUP):
+        known = [rates[metric] for rates in processes if metric in rates]
+        joined[metric] = Rate(sum(rate.per_second for rate in known), sum(rate.n for rate in known))
+    return joined
+
+
+def _throttling(rates: Mapping[str, Rate]) -> tuple[float, float]:
+    none = Rate(-1.0, 0)  # a process without counters stands behind one that was never throttled
+    return rates.get(CGROUP_THROTTLED_PERIODS, none).per_second, rates.get(CGROUP_PERIODS, none).per_second
 
 
 def host_pressure(record: Record) -> dict[str, HostPressure]:
