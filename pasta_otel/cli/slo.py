@@ -17,6 +17,8 @@ from rich.table import Table
 import pasta_otel
 from pasta_otel.errors import InputError, MissingError
 from pasta_otel.slo.controller import DEFAULT_GRACE_NS, Parts, SLOController
+from pasta_otel.slo.history import with_history
+from pasta_otel.slo.page import page
 from pasta_otel.slo.periods import length_ns
 from pasta_otel.slo.report import evaluation_to_json
 from pasta_otel.slo.rules.build import build
@@ -93,6 +95,7 @@ def _validation_json(found: SpecSet, problems: tuple[Problem, ...]) -> dict[str,
 @click.option("--store", default=None, metavar="FILE", help="Span store to evaluate over, when nobody holds it.")
 @click.option("--windows", default=DEFAULT, show_default=True, help="Burn-rate windows: a shipped name or a file.")
 @click.option("--grace", default=None, type=float, metavar="SECONDS", help="How long late spans count.  [30]")
+@click.option("--html", "html_file", default=None, metavar="FILE", help="Also write a self-contained page.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def status(  # noqa: PLR0913, PLR0917  # one parameter an option
@@ -102,6 +105,7 @@ def status(  # noqa: PLR0913, PLR0917  # one parameter an option
     store: str | None,
     windows: str,
     grace: float | None,
+    html_file: str | None,
     *,
     as_json: bool,
 ) -> None:
@@ -112,11 +116,20 @@ def status(  # noqa: PLR0913, PLR0917  # one parameter an option
         document = evaluate_once(slo_paths, Path(store), windows, grace)
     else:
         document = fetch_states(server or DEFAULT_SERVER)
+    if html_file:
+        _write(Path(html_file), page(document))
     if as_json:
         click.echo(json.dumps(document, indent=2, allow_nan=False))
     else:
         Console().print(states_table(document["slos"]))
     ctx.exit(exit_code(document["slos"]))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(error.strerror or str(error), file=str(path)) from error
 
 
 def evaluate_once(
@@ -130,10 +143,9 @@ def evaluate_once(
     grace_ns = DEFAULT_GRACE_NS if grace_seconds is None else int(grace_seconds * 1e9)
     store = DuckDBSpanStore.open(str(store_path), config=StoreConfig(max_age_s=KEEP_ALL_SECONDS))
     try:
-        controller = SLOController(
-            load(slo_paths).slos, load_windows(windows), Parts(SpanSource(store, grace_ns)), grace_ns=grace_ns
-        )
-        return evaluation_to_json(controller.tick(time.time_ns()))
+        slos, source, now = load(slo_paths).slos, SpanSource(store, grace_ns), time.time_ns()
+        controller = SLOController(slos, load_windows(windows), Parts(source), grace_ns=grace_ns)
+        return with_history(evaluation_to_json(controller.tick(now)), slos, source, now)
     finally:
         store.close()
 
