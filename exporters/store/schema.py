@@ -49,10 +49,13 @@ def connect(path: str, *, memory_limit_bytes: int, threads: int) -> Any:
         import duckdb  # noqa: PLC0415 - an optional extra, needed only here
     except ImportError as error:
         raise MissingError("the span store needs DuckDB", how="pip install 'pasta-otel[sidecar]'") from error
+    config = {
+        "threads": threads,
+        "memory_limit": f"{memory_limit_bytes // 1024}KiB",
+        "autoinstall_known_extensions": False,  # a store must not fetch code from the network
+    }
     try:
-        connection = duckdb.connect(
-            path, config={"threads": threads, "memory_limit": f"{memory_limit_bytes // 1024}KiB"}
-        )
+        connection = duckdb.connect(path, config=config)
     except duckdb.Error as error:
         raise _cannot_open(path, str(error)) from error
     try:
