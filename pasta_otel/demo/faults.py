@@ -92,7 +92,7 @@ class ControlFault:
 
     def _put(self, body: Any) -> None:
         if self._url is not None:
-            httpx.put(self._url, json=body, timeout=CONTROL_TIMEOUT_SECONDS).raise_for_status()
+            httpx.put(self._url, json=body, timeout=CONTROL_TIMEOUT_SECONDS, trust_env=False).raise_for_status()
 
 
 class CpuThrottle:

@@ -24,6 +24,7 @@ MODULES = {
 }
 SPAN_DELAY_MS = 200  # well inside the grace that late spans have
 FLAG_POLL_SECONDS = 0.25
+NO_PROXY = {name: "127.0.0.1" for name in ("NO_PROXY", "no_proxy")}  # every call stays on this machine
 SIDECAR_STOP_SECONDS = 30.0
 
 
@@ -114,7 +115,7 @@ class Stage:
             *("--url", f"{self._url('order-api')}/orders"),
             *("--rate", str(options.rate), "--seed", str(options.seed), "--out", str(self.load_log)),
         )
-        self._children["load"] = processes.start("load", command, self._logs / "load.log", {}, ready=False)
+        self._children["load"] = processes.start("load", command, self._logs / "load.log", NO_PROXY, ready=False)
 
     def victims(self, model_cores: float) -> Victims:
         """Return what faults may reach."""
@@ -174,13 +175,16 @@ class Stage:
             "OTEL_TRACES_EXPORTER": "otlp",
             "OTEL_METRICS_EXPORTER": "none",
             "OTEL_LOGS_EXPORTER": "none",
+            "OTEL_TRACES_SAMPLER": "parentbased_always_on",  # whatever the user's own services do
+            "PASTA_SAMPLING_RATE": "1",
             "OTEL_BSP_SCHEDULE_DELAY": str(SPAN_DELAY_MS),
             "OTEL_PYTHON_EXCLUDED_URLS": "healthz,control",
             "PASTA_CONTROLLER_URL": self.sidecar.url,
             "PASTA_FLAG_POLL_SECONDS": str(FLAG_POLL_SECONDS),
             "DEMO_SEED": str(self._options.seed),
         }
-        self._children[name] = processes.start(name, command, self._logs / f"{name}.log", {**shared, **environment})
+        environment = {**shared, **NO_PROXY, **environment}
+        self._children[name] = processes.start(name, command, self._logs / f"{name}.log", environment)
 
     def _write_objectives(self, order_ms: float) -> None:
         text = data_file("slo.yaml").read_text(encoding="utf-8")
