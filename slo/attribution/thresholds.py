@@ -42,7 +42,7 @@ class Thresholds:
     """
 
     min_count: int = 10
-    min_requests: int = 20
+    min_requests: int = 10
     min_z: float = 3.0
     min_delta: float = 0.147
     min_tail: float = 0.05
