@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gc
 import json
 import platform
 import random
@@ -113,6 +114,7 @@ class Program:
     def window(self, kind: str, forward: Callable[[], object], seconds: float) -> dict[str, float]:
         """Run requests for a while; returns seconds a forward pass, and with what happens after the window."""
         self.kept.clear()
+        gc.collect()  # what torch.profiler left behind would be collected in, and counted to, some later window
         begin = time.perf_counter()
         with self.recording(kind):
             count, start, cpu = 0, time.perf_counter(), time.thread_time()
