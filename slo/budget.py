@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 
 from pasta_otel.model import EventCounts, NoDataReason
 
@@ -50,7 +51,7 @@ class Measured:
 
     def exceeds(self, factor: Decimal) -> bool | None:
         """Return whether the burn rate is above the factor, decided exactly; None without data."""
-        return None if self.burn is None else self.burn > Fraction(factor)
+        return None if self.burn is None else self.burn > _fraction(factor)
 
 
 def checked(counts: EventCounts) -> EventCounts:
@@ -83,15 +84,26 @@ def measure(counts: EventCounts, objective: Decimal) -> Measured:
     counts = checked(counts)
     if counts.no_data is not None:
         return Measured(None, counts.no_data, counts.detail, degraded=counts.degraded, coverage=counts.coverage)
-    bad, total = Fraction(counts.total) - Fraction(counts.good), Fraction(counts.total)
+    total, budget = _exact(counts.total), _fraction(1 - objective)
+    bad = total - _exact(counts.good)
     return Measured(
-        bad / (total * Fraction(1 - objective)),
+        Fraction(bad * budget.denominator, total * budget.numerator),
         events=counts.total,
         bad=float(bad),
         guarded=not counts.ratio_only,
         degraded=counts.degraded,
         coverage=counts.coverage,
     )
+
+
+@lru_cache(maxsize=4096)
+def _fraction(number: Decimal) -> Fraction:
+    return Fraction(number)
+
+
+def _exact(number: float) -> int | Fraction:
+    """Return a float's exact value; whole numbers, which counts mostly are, as the faster int."""
+    return int(number) if float(number).is_integer() else Fraction(number)
 
 
 def error_ratio(counts: EventCounts) -> float | None:

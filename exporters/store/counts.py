@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from pasta_otel.exporters.store.columns import MAX_INT64
 from pasta_otel.exporters.store.dimensions import OperationId
 from pasta_otel.model import CountRequest, EventCounts, SpanSLI
 
+MAX_BINS = 64  # distinct latency thresholds of one pass; above, bins would outnumber the spans' operations
 KINDS = {"internal": 1, "server": 2, "client": 3, "producer": 4, "consumer": 5}
 Where = tuple[tuple[str, str | int | float | bool], ...]
 
@@ -84,16 +86,25 @@ def _threshold(sli: SpanSLI) -> int:
 
 def segment_expression(cuts: Sequence[int]) -> str:
     """Return SQL that says between which two cuts ``end_unix_nano`` lies, by bisection."""
-    if len(cuts) <= 2:
-        return "0"
+    return _bisection("s.end_unix_nano < {}", cuts[1:-1])
+
+
+def bin_expression(thresholds: Sequence[int]) -> str:
+    """Return SQL that says how many of the sorted thresholds ``duration_ns`` exceeds, by bisection."""
+    return _bisection("s.duration_ns <= {}", thresholds)
+
+
+def _bisection(below: str, limits: Sequence[int]) -> str:
+    """Return SQL for the number of limits that are not ``below``."""
 
     def branch(low: int, high: int) -> str:
-        if high - low == 1:
+        if high == low:
             return str(low)
         middle = (low + high) // 2
-        return f"case when s.end_unix_nano < {cuts[middle]} then {branch(low, middle)} else {branch(middle, high)} end"
+        condition = below.format(limits[middle])
+        return f"case when {condition} then {branch(low, middle)} else {branch(middle + 1, high)} end"
 
-    return branch(0, len(cuts) - 1)
+    return branch(0, len(limits))
 
 
 def tallies(cursor: Any, plan: Plan, where: Where, grace_ns: int) -> dict[tuple[int, int, int], Tally]:
@@ -101,27 +112,70 @@ def tallies(cursor: Any, plan: Plan, where: Where, grace_ns: int) -> dict[tuple[
     probes = plan.probes()
     if not probes or len(plan.cuts) < 2:
         return {}
+    conditions, values = _attribute_conditions(where)
+    conditions = (
+        f"s.end_unix_nano >= {plan.cuts[0]} and s.end_unix_nano < {plan.cuts[-1]} and s.end_unix_nano > 0"
+        f" and s.lateness_ns <= {grace_ns} {conditions}"
+    )
     ops, thresholds = (np.array(column) for column in zip(*probes, strict=True))
     cursor.register("probe", {"op_id": ops.astype(np.int32), "threshold_ns": thresholds.astype(np.int64)})
-    conditions, values = _attribute_conditions(where)
+    try:
+        if len(set(thresholds.tolist())) <= MAX_BINS:
+            return _binned(cursor, plan, conditions, values)
+        return _joined(cursor, plan, conditions, values)
+    finally:
+        cursor.unregister("probe")
+
+
+def _binned(cursor: Any, plan: Plan, conditions: str, values: Sequence[str]) -> dict[tuple[int, int, int], Tally]:
+    """Group every span once, by the bin between two thresholds that its duration falls into, and add the bins up."""
+    probes = plan.probes()
+    limits = sorted({threshold for _, threshold in probes})
+    query = f"""
+        select {segment_expression(plan.cuts)} as segment, s.op_id as op_id, {bin_expression(limits)} as bin,
+               sum(s.weight), coalesce(sum(s.weight) filter (s.status <> 2), 0),
+               count_if((s.flags & {int(SpanFlag.SAMPLED)}) != 0)
+        from spans s where s.op_id in (select op_id from probe) and {conditions}
+        group by all"""  # noqa: S608 - our own numbers; attribute values are parameters
+    bins: dict[tuple[int, int], dict[int, tuple[float, float, int]]] = defaultdict(dict)
+    for segment, op, number, total, ok, unknown in cursor.execute(query, values).fetchall():
+        bins[segment, op][number] = (total, ok, unknown)
+    thresholds: dict[int, list[int]] = defaultdict(list)
+    for op, threshold in probes:
+        thresholds[op].append(threshold)
+    return {
+        (segment, op, threshold): _tally(found, limits.index(threshold))
+        for (segment, op), found in bins.items()
+        for threshold in thresholds[op]
+    }
+
+
+def _tally(bins: Mapping[int, tuple[float, float, int]], last: int) -> Tally:
+    """Return the tally of a threshold: durations in the bins up to its own are within it."""
+    fast = [values for number, values in bins.items() if number <= last]
+    return Tally(
+        math.fsum(total for total, _, _ in bins.values()),
+        math.fsum(ok for _, ok, _ in bins.values()),
+        math.fsum(total for total, _, _ in fast),
+        math.fsum(ok for _, ok, _ in fast),
+        sum(unknown for _, _, unknown in bins.values()),
+    )
+
+
+def _joined(cursor: Any, plan: Plan, conditions: str, values: Sequence[str]) -> dict[tuple[int, int, int], Tally]:
+    """Join every span with the thresholds of its operation: for so many of them that bins would not stay few."""
     query = f"""
         with grouped as (
           select {segment_expression(plan.cuts)} as segment, s.op_id as op_id, p.threshold_ns as threshold_ns,
                  s.status = 2 as failed, s.duration_ns <= p.threshold_ns as fast, s.weight as weight,
                  (s.flags & {int(SpanFlag.SAMPLED)}) != 0 as unknown
-          from spans s join probe p on s.op_id = p.op_id
-          where s.end_unix_nano >= {plan.cuts[0]} and s.end_unix_nano < {plan.cuts[-1]} and s.end_unix_nano > 0
-            and s.lateness_ns <= {grace_ns} {conditions}
+          from spans s join probe p on s.op_id = p.op_id where {conditions}
         )
         select segment, op_id, threshold_ns, sum(weight), coalesce(sum(weight) filter (not failed), 0),
                coalesce(sum(weight) filter (fast), 0), coalesce(sum(weight) filter (fast and not failed), 0),
                count_if(unknown)
         from grouped group by all"""  # noqa: S608 - our own numbers; attribute values are parameters
-    try:
-        rows = cursor.execute(query, values).fetchall()
-    finally:
-        cursor.unregister("probe")
-    return {(row[0], row[1], row[2]): Tally(*row[3:]) for row in rows}
+    return {(row[0], row[1], row[2]): Tally(*row[3:]) for row in cursor.execute(query, values).fetchall()}
 
 
 def _attribute_conditions(where: Where) -> tuple[str, list[str]]:

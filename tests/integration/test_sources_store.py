@@ -1,0 +1,52 @@
+"""Both ways in which the span store counts give the same answers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pasta_otel.exporters.ledger import Ledger
+from pasta_otel.exporters.receiver import Intake
+from pasta_otel.exporters.store import DuckDBSpanStore, counts
+from pasta_otel.model import CountRequest, SpanSLI, TimeWindow
+from pasta_otel.slo.sources.spans import SpanSource
+from tests.telemetry import SECOND, SERVER, T0, request, span
+
+
+@pytest.fixture(scope="module")
+def source():
+    rng = random.Random(5)
+    ledger = Ledger(["store"])
+    store = DuckDBSpanStore.open(":memory:", ledger)
+    intake = Intake([store], ledger)
+    for number in range(1, 500):
+        start = T0 + rng.randrange(100) * SECOND
+        fields = span(
+            rng.choice(("GET /a", "GET /b")), identifier=number, kind=SERVER, start=start,
+            end=start + rng.randrange(1, 20) * SECOND // 10, error=rng.random() < 0.3,
+            trace_state=rng.choice(("", "ot=th:8")),
+        )  # fmt: skip
+        intake.traces(request(fields, service=rng.choice(("api", "model"))).SerializeToString())
+    assert store.flush()
+    yield SpanSource(store, 10**19)
+    store.close()
+
+
+def test_few_thresholds_and_many_thresholds_are_counted_alike(source, monkeypatch):
+    requests = [
+        CountRequest(
+            SpanSLI(service, operation, good_status=status, threshold_ns=threshold),
+            TimeWindow(T0 + start * SECOND, T0 + end * SECOND),
+        )
+        for service in ("api", "model", "nobody")
+        for operation in ("GET /a", None)
+        for status in (True, False)
+        for threshold in (None, 1, SECOND // 2, SECOND, SECOND + 1, 2 * SECOND)
+        for start, end in ((0, 110), (20, 40), (39, 41))
+    ]
+    binned = source.counts(requests, T0 + 200 * SECOND)
+    monkeypatch.setattr(counts, "MAX_BINS", 0)
+    assert binned == source.counts(requests, T0 + 200 * SECOND)
+    assert {answer.no_data for answer in binned} == {None, "no_traffic"}
+    assert any(0 < answer.good < answer.total for answer in binned)
