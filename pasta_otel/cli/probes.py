@@ -203,8 +203,8 @@ def cuda_driver(world: World) -> Capability:
 
 
 def cupti(world: World) -> Capability:
-    """The CUPTI library: on the loader's path, in CUDA_HOME, or inside an installed package."""
-    for name in CUPTI_NAMES:
+    """The CUPTI library: as set, on the loader's path, in CUDA_HOME, or inside an installed package."""
+    for name in (*filter(None, [world.environ.get("PASTA_CUPTI_LIBRARY")]), *CUPTI_NAMES):
         if world.library(name) is not None:
             return there("cupti", name)
     found = next(_cupti_files(world), None)
