@@ -1,0 +1,1 @@
+"""Traces that other tools wrote: which format a file is, and OTLP and Jaeger JSON."""

@@ -1,0 +1,98 @@
+"""The bytes of a trace file: plain, gzip or zstd, in pieces, with every failure as one clear error."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pasta_otel.errors import InputError, MissingError
+
+PIECE_BYTES = 1 << 20
+GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_GZIP_WINDOW = 31  # zlib.decompressobj: 15 bits of window, +16 = gzip header and checksum
+
+Progress = Callable[[int], None]
+"""Told how many bytes of the file were read since the last call."""
+
+
+class TraceBytes:
+    """Iterate over a file's uncompressed bytes.
+
+    Args:
+        path: The file.
+        progress: Told about each piece read.
+
+    Attributes:
+        cut: True when the compressed stream ended, or broke, before its end.
+    """
+
+    def __init__(self, path: Path, progress: Progress | None = None) -> None:
+        self.path, self.cut = path, False
+        self._progress = progress or (lambda _: None)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield non-empty pieces.
+
+        Raises:
+            InputError: The file cannot be read or is empty.
+            MissingError: It is compressed with zstd and ``zstandard`` is not installed.
+        """
+        try:
+            with self.path.open("rb") as file:
+                yield from self._pieces(file)
+        except OSError as error:
+            raise InputError(error.strerror or "cannot be read", file=str(self.path), kind="io") from error
+
+    def _pieces(self, file: BinaryIO) -> Iterator[bytes]:
+        first = self._read(file)
+        if not first:
+            raise InputError("empty file", file=str(self.path), kind="trace_format")
+        if first.startswith(GZIP_MAGIC):
+            yield from self._gunzip(first, file)
+        elif first.startswith(ZSTD_MAGIC):
+            yield from self._unzstd(first, file)
+        else:
+            while first:
+                yield first
+                first = self._read(file)
+
+    def _read(self, file: BinaryIO) -> bytes:
+        piece = file.read(PIECE_BYTES)
+        self._progress(len(piece))
+        return piece
+
+    def _gunzip(self, raw: bytes, file: BinaryIO) -> Iterator[bytes]:
+        inflate = zlib.decompressobj(_GZIP_WINDOW)
+        try:
+            while raw or not inflate.eof:
+                if inflate.eof:  # a file may hold several gzip members; zeros after the last are padding
+                    raw = raw.lstrip(b"\0") or self._read(file)
+                    if not raw:
+                        return
+                    inflate = zlib.decompressobj(_GZIP_WINDOW)
+                piece = inflate.decompress(raw, PIECE_BYTES)
+                raw = inflate.unconsumed_tail or inflate.unused_data or self._read(file)
+                if piece:
+                    yield piece
+                elif not raw and not inflate.eof:
+                    self.cut = True
+                    return
+        except zlib.error:
+            self.cut = True
+
+    def _unzstd(self, raw: bytes, file: BinaryIO) -> Iterator[bytes]:
+        try:
+            import zstandard  # noqa: PLC0415 - optional: Kineto itself writes gzip
+        except ImportError as error:
+            raise MissingError(f"{self.path} is compressed with zstd", how="pip install zstandard") from error
+        inflate: Any = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            while raw:
+                piece: bytes = inflate.decompress(raw)
+                if piece:
+                    yield piece
+                raw = self._read(file)
+        except zstandard.ZstdError:
+            self.cut = True
