@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pasta_otel.model import SpanSLI
+from pasta_otel.slo.spec import otlp, spans
 from pasta_otel.slo.spec.document import Cursor
 from pasta_otel.slo.spec.fields import read_description, read_name
-from pasta_otel.slo.spec.model import Indicator, Metadata, MetricSource, RatioMetric
-from pasta_otel.slo.spec.spans import SOURCE_TYPE, combine, read_spans
+from pasta_otel.slo.spec.model import Indicator, Metadata, MetricSource, OtlpSLI, RatioMetric
 
 RAW_TYPES = ("success", "failure")
 _PARTS = ("good", "bad", "total", "raw")
@@ -34,6 +34,7 @@ def _ratio(here: Cursor) -> RatioMetric:
     _check_meaning(here, parts)
     return RatioMetric(
         spans=_spans(here, parts),
+        otlp=_otlp(here, parts),
         counter=here.flag("counter") or False,
         good=parts.get("good"),
         bad=parts.get("bad"),
@@ -93,23 +94,41 @@ def _metric(here: Cursor) -> MetricSource:
 
 def _spans(here: Cursor, parts: dict[str, MetricSource]) -> SpanSLI | None:
     """Return the span SLI of a ratio whose source is spans; None for another source."""
-    specs = {key: spec for key, part in parts.items() if (spec := _spans_spec(here, key, part)) is not None}
+    specs = {
+        key: spec for key, part in parts.items() if (spec := _own_spec(here, key, part, spans.SOURCE_TYPE)) is not None
+    }
     if not specs:
         return None
     if "bad" in specs:
         here.problem("a ratio over spans takes good and total, or raw with rawType: success", kind="choice")
         return None
     if "raw" in specs:
-        return read_spans(specs["raw"])
+        return spans.read_spans(specs["raw"])
     if specs.keys() != {"good", "total"}:
         here.problem("good and total must both be of type spans", kind="type")
         return None
-    return combine(specs["good"], read_spans(specs["good"], inherits=True), read_spans(specs["total"]))
+    return spans.combine(
+        specs["good"], spans.read_spans(specs["good"], inherits=True), spans.read_spans(specs["total"])
+    )
 
 
-def _spans_spec(here: Cursor, key: str, part: MetricSource) -> Cursor | None:
-    if part.type.lower() != SOURCE_TYPE:
+def _own_spec(here: Cursor, key: str, part: MetricSource, source_type: str) -> Cursor | None:
+    if part.type.lower() != source_type:
         return None
     metric = here.get(key)
     source = metric.get("metricSource") if metric is not None else None
     return source.get("spec") if source is not None else None
+
+
+def _otlp(here: Cursor, parts: dict[str, MetricSource]) -> OtlpSLI | None:
+    """Return the SLI of a ratio whose source is OTLP metrics; None for another source."""
+    specs = {key: spec for key, part in parts.items() if (spec := _own_spec(here, key, part, otlp.SOURCE_TYPE))}
+    if not specs:
+        return None
+    if "raw" in specs or "total" not in specs or len(specs) != 2:
+        here.problem("a ratio over otlp takes total with good or bad, all of type otlp", kind="type")
+        return None
+    selectors = {key: otlp.read_selector(spec) for key, spec in specs.items()}
+    if selectors["total"] in (selectors.get("good"), selectors.get("bad")):
+        here.problem("both select the same points: the ratio is always 1", kind="meaningless_ratio")
+    return OtlpSLI(selectors["total"], good=selectors.get("good"), bad=selectors.get("bad"))

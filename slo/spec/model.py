@@ -43,8 +43,32 @@ class MetricSource:
 
 
 @dataclass(frozen=True, slots=True)
+class PointSelector:
+    """OTLP metric points: a sum's values, or the counts of a histogram.
+
+    Attributes:
+        metric: Metric name.
+        where: Attributes of the point or its resource that must equal these texts.
+        threshold: For a histogram, count what is at most this, in the metric's unit; None = everything.
+    """
+
+    metric: str
+    where: tuple[tuple[str, str], ...] = ()
+    threshold: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OtlpSLI:
+    """Events counted by OTLP metrics that the sidecar receives; exactly one of ``good`` and ``bad``."""
+
+    total: PointSelector
+    good: PointSelector | None = None
+    bad: PointSelector | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RatioMetric:
-    """Good or bad events over total ones, or a ratio that somebody else computed (``raw``); ``spans`` if it is ours."""
+    """Good or bad events over total ones, or a ready ratio (``raw``); ``spans`` or ``otlp`` if the source is ours."""
 
     counter: bool = False
     good: MetricSource | None = None
@@ -53,6 +77,7 @@ class RatioMetric:
     raw: MetricSource | None = None
     raw_type: str = ""
     spans: SpanSLI | None = None
+    otlp: OtlpSLI | None = None
 
     def sli_of_raw(self, value: float) -> float:
         """Return the share of good events that a raw value means."""

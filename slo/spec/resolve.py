@@ -138,13 +138,15 @@ def _sli(  # noqa: PLR0913, PLR0917  # see _indicator
     """Return the source's own record, or None with a warning when no source of ours can answer."""
     if indicator.ratio is not None and indicator.ratio.spans is not None:
         return indicator.ratio.spans
+    if indicator.ratio is not None and indicator.ratio.otlp is not None:
+        return indicator.ratio.otlp
     metric = _first_metric(indicator)
     source: DataSource | None = index.find(DataSource, metric.ref) if metric.ref else None
     kind = (metric.type or (source.type if source else "")).lower()
     if kind == PROMETHEUS:
         return _prometheus(indicator, objective, source)
     what = f"data source {metric.ref!r}" if metric.ref and not kind else f"metric source type {metric.type!r}"
-    message = f"{what} cannot be evaluated: spans and Prometheus can"
+    message = f"{what} cannot be evaluated: spans, otlp and Prometheus can"
     problems.append(item.at(_place(item, metric, path), message, kind="source_type", severity="warning"))
     return None
 
