@@ -16,7 +16,7 @@ from pasta_otel.clock import Clock, SystemClock
 from pasta_otel.errors import InputError, StateError
 from pasta_otel.exporters.ledger import Ledger
 from pasta_otel.exporters.receiver.batch import SpanBatch
-from pasta_otel.exporters.store import counts
+from pasta_otel.exporters.store import counts, examples
 from pasta_otel.exporters.store.dimensions import Dimensions
 from pasta_otel.exporters.store.questions import Questions
 from pasta_otel.exporters.store.retention import Retention
@@ -31,6 +31,8 @@ from pasta_otel.model import (
     ModuleKey,
     OperationKey,
     Samples,
+    SpanRef,
+    SpanSLI,
     TimeWindow,
 )
 
@@ -189,6 +191,10 @@ class DuckDBSpanStore:
         """
         operations = self._dimensions.operations.keys()
         return counts.count(self._cursor, requests, operations, now_unix_nano, self._since, grace_ns)
+
+    def bad_spans(self, sli: SpanSLI, window: TimeWindow, limit: int) -> list[SpanRef]:
+        """Return a few bad events of an SLI, failed ones first, then the slowest."""
+        return examples.bad_spans(self._cursor, sli, window, limit)
 
     # ---- attribution (pasta_otel.slo.attribution.ports.SpanStore and HostSeries)
 

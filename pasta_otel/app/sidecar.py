@@ -194,8 +194,10 @@ class Sidecar:
             return None
         grace_ns = int(self._options.grace_seconds * 1e9)
         state_dir = self._options.state_dir
+        source = SpanSource(self.store, grace_ns)
         parts = Parts(
-            source=SpanSource(self.store, grace_ns),
+            source=source,
+            examples=source,
             attributor=self._attributor(own),
             responder=response.engine if response else None,
             state=FileState(Path(state_dir) / "slo.json") if state_dir else None,

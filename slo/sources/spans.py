@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from pasta_otel.model import CountRequest, EventCounts, SpanSLI
+from pasta_otel.model import CountRequest, EventCounts, SpanRef, SpanSLI, TimeWindow
 
 
 class SpanCounter(Protocol):
@@ -13,6 +13,9 @@ class SpanCounter(Protocol):
 
     def count_spans(self, requests: Sequence[CountRequest], now_unix_nano: int, grace_ns: int) -> Sequence[EventCounts]:
         """Return one EventCounts a request, in order, in one grouped pass."""
+
+    def bad_spans(self, sli: SpanSLI, window: TimeWindow, limit: int) -> Sequence[SpanRef]:
+        """Return a few bad events of a window."""
 
 
 class SpanSource:
@@ -34,6 +37,10 @@ class SpanSource:
         except Exception as error:  # noqa: BLE001  # a store that fails means no data, not a dead controller
             return [EventCounts(0.0, 0.0, no_data="absent", detail=f"span store: {error}") for _ in requests]
         return [next(found) if isinstance(request.sli, SpanSLI) else _OTHER for request in requests]
+
+    def bad_spans(self, sli: Any, window: TimeWindow, limit: int) -> Sequence[SpanRef]:
+        """Return a few bad events of a window, for the controller; none for another kind of indicator."""
+        return self._store.bad_spans(sli, window, limit) if isinstance(sli, SpanSLI) else ()
 
 
 _OTHER = EventCounts(0.0, 0.0, no_data="absent", detail="not a spans indicator")

@@ -50,3 +50,16 @@ def test_few_thresholds_and_many_thresholds_are_counted_alike(source, monkeypatc
     assert binned == source.counts(requests, T0 + 200 * SECOND)
     assert {answer.no_data for answer in binned} == {None, "no_traffic"}
     assert any(0 < answer.good < answer.total for answer in binned)
+
+
+def test_bad_events_are_named_failed_ones_first(source):
+    window = TimeWindow(T0, T0 + 110 * SECOND)
+    sli = SpanSLI("api", threshold_ns=SECOND)
+    (counted,) = source.counts([CountRequest(SpanSLI("api", threshold_ns=SECOND), window)], T0 + 200 * SECOND)
+    found = source.bad_spans(sli, window, 5)
+    assert len({ref.span_id for ref in found}) == 5
+    assert all(len(ref.trace_id) == 32 for ref in found)
+    everything = source.bad_spans(sli, window, 10_000)
+    assert 0 < len(everything) <= counted.bad  # sampled spans stand for more than one event
+    assert source.bad_spans(SpanSLI("nobody"), window, 5) == []
+    assert source.bad_spans("another kind", window, 5) == ()
