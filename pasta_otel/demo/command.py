@@ -47,7 +47,7 @@ FAULT_NAMES = ("slow-dependency", "failing-dependency", "cpu-throttle", "model-s
     envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
     help="OTLP endpoint to which the sidecar forwards spans.",
 )
-@click.option("--rate", type=click.FloatRange(1.0, 100.0), default=5.0, show_default=True, help="Orders a second.")
+@click.option("--rate", type=click.FloatRange(1.0, 100.0), default=4.0, show_default=True, help="Orders a second.")
 @click.option("--baseline", type=click.FloatRange(min=5.0), default=10.0, show_default=True,
               help="Seconds of normal service before the fault.")  # fmt: skip
 @click.option("--observe", type=click.FloatRange(min=1.0), default=15.0, show_default=True,

@@ -22,7 +22,7 @@ import httpx
 from pasta_otel.demo.services.catalogue import PRICES_CENTS, total_cents
 
 TIMEOUT_SECONDS = 15.0
-IN_FLIGHT_MOST = 200
+IN_FLIGHT_MOST = 10  # beyond it orders are logged as not sent: an overloaded service keeps a bounded queue
 JITTER = 0.1  # of the interval: requests of two generators do not stay in step
 
 Outcome = Literal["ok", "failed", "invalid", "unreachable", "not_sent"]

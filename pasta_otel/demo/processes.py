@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -65,6 +66,8 @@ class Child:
             if line.startswith(b"{") and (message := json.loads(line)).get("event") == "ready":
                 self.ready = message
                 return self.ready
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its stdout closes a moment before it is gone
+            self.process.wait(1.0)
         state = "ended" if self.process.poll() is not None else f"was not ready after {seconds:.0f} s"
         raise DemoError(f"{self.name} {state}; see {self.log}{_tail(self.log)}")
 

@@ -44,7 +44,7 @@ class StageOptions:
 
     out: Path
     seed: int = 0
-    rate: float = 5.0
+    rate: float = 4.0
     upstream: str | None = None
     tick_seconds: float = 1.0
     grace_seconds: float = 2.0
@@ -104,7 +104,7 @@ class Stage:
         urls = {name: self._url(name) for name in ("payment", "recommendations", "model")}
         self._start_service("order-api", {"DEMO_DEPENDENCIES": json.dumps(urls)})
         self._url("order-api")
-        self._write_objectives(self._children["order-api"].ready["order_ms"])
+        self._write_objectives(self._children["order-api"].ready["order"])
         self._start_sidecar()
 
     def start_load(self) -> None:
@@ -186,9 +186,9 @@ class Stage:
         environment = {**shared, **NO_PROXY, **environment}
         self._children[name] = processes.start(name, command, self._logs / f"{name}.log", environment)
 
-    def _write_objectives(self, order_ms: float) -> None:
+    def _write_objectives(self, order: dict[str, float]) -> None:
         text = data_file("slo.yaml").read_text(encoding="utf-8")
-        self.slo_file.write_text(objectives.fit(text, objectives.threshold_ms(order_ms)), encoding="utf-8")
+        self.slo_file.write_text(objectives.fit(text, objectives.threshold_ms(**order)), encoding="utf-8")
 
     def _url(self, name: str) -> str:
         child = self._children[name]

@@ -122,5 +122,5 @@ def through_python_floats(x: Tensor) -> Tensor:
     values = x.to("cpu").flatten()
     back = torch.empty_like(values)
     for index in range(len(values)):
-        back[index] = values[index].item()
+        back[index] = torch.tensor(values[index].item(), dtype=x.dtype)
     return back.reshape(x.shape).to(x.device)

@@ -39,13 +39,14 @@ HEALTH = Route("/healthz", healthz)
 class _Server(uvicorn.Server):
     """Tells where it listens once the application has started."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket, facts: Mapping[str, Any]) -> None:
-        super().__init__(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on"))
-        self._port, self._facts = listener.getsockname()[1], facts
+    def __init__(self, config: uvicorn.Config, facts: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._facts = facts
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        sys.stdout.write(json.dumps({"event": "ready", "port": self._port, **self._facts}) + "\n")
+        port = self.servers[0].sockets[0].getsockname()[1]
+        sys.stdout.write(json.dumps({"event": "ready", "port": port, **self._facts}) + "\n")
         sys.stdout.flush()
 
 
@@ -58,8 +59,9 @@ def serve(app: ASGIApp, facts: Mapping[str, Any] | None = None) -> None:
     """
     # uvicorn raises SIGTERM again once it has stopped; exiting instead of dying lets telemetry flush
     signal.signal(signal.SIGTERM, _exit)
-    listener = socket.create_server(("127.0.0.1", int(os.environ.get("PORT", "0"))), backlog=512)
-    _Server(app, listener, {} if facts is None else facts).run(sockets=[listener])
+    port = int(os.environ.get("PORT", "0"))
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", access_log=False, lifespan="on")
+    _Server(config, {} if facts is None else facts).run()
 
 
 def _exit(*_: Any) -> None:
