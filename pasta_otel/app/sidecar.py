@@ -15,8 +15,10 @@ from pasta_otel.app.options import SidecarOptions
 from pasta_otel.app.questions import Questions
 from pasta_otel.app.response import response_of
 from pasta_otel.app.selfwatch import SelfTelemetry, build_self_telemetry
+from pasta_otel.app.sources import build_sources, watches_points
 from pasta_otel.app.upstream import forward_config
 from pasta_otel.clock import Clock, SystemClock
+from pasta_otel.config import load_settings
 from pasta_otel.ebpf.hostfiles import HostSampler
 from pasta_otel.exporters.api.app import ApiProviders, create_app
 from pasta_otel.exporters.api.server import ApiServer
@@ -28,7 +30,6 @@ from pasta_otel.slo.actions.response import Response
 from pasta_otel.slo.attribution.engine import AttributionEngine
 from pasta_otel.slo.attribution.question import answerer
 from pasta_otel.slo.controller import Parts, SLOController
-from pasta_otel.slo.sources.spans import SpanSource
 from pasta_otel.slo.spec.load import load
 from pasta_otel.slo.spec.model import SLO
 from pasta_otel.slo.state import FileState
@@ -76,7 +77,8 @@ class Sidecar:
             undo.callback(self._own.close)
             sinks = ["store", *(["upstream"] if forward else [])]
             self.ledger = Ledger(sinks, meter=self._own.meter)
-            points = Ledger(sinks[1:], meter=self._own.meter, names=POINTS)
+            point_sinks = [*sinks[1:], *(["slo"] if watches_points(slos) else [])]
+            points = Ledger(point_sinks, meter=self._own.meter, names=POINTS)
             self.store = self._open_store()
             undo.callback(self.store.close)
             self._forwarder = (
@@ -84,6 +86,14 @@ class Sidecar:
                 if forward
                 else None
             )
+            self._sources = build_sources(
+                slos,
+                load_settings(environ),
+                self._clock,
+                store=(self.store, int(options.grace_seconds * 1e9)),
+                points=points,
+            )
+            undo.callback(self._sources.close)
             self._receiver = self._build_receiver(points)
             self._response = response_of(options, self.store, self._clock, self._own.meter, environ)
             if self._response is not None:
@@ -134,6 +144,7 @@ class Sidecar:
         await asyncio.to_thread(self._api.stop)
         if self._response is not None:
             await asyncio.to_thread(self._response.stop)
+        await asyncio.to_thread(self._sources.close)
         await asyncio.to_thread(self.store.close, DRAIN_SECONDS)
         await asyncio.to_thread(self._own.close)
 
@@ -181,7 +192,7 @@ class Sidecar:
             config,
             [self.store, *forwarder],
             self.ledger,
-            point_sinks=forwarder,
+            point_sinks=[*forwarder, *([self._sources.otlp] if self._sources.otlp else [])],
             point_ledger=points,
             clock=self._clock,
             meter=self._own.meter,
@@ -194,10 +205,9 @@ class Sidecar:
             return None
         grace_ns = int(self._options.grace_seconds * 1e9)
         state_dir = self._options.state_dir
-        source = SpanSource(self.store, grace_ns)
         parts = Parts(
-            source=source,
-            examples=source,
+            source=self._sources.source,
+            examples=self._sources.spans,
             attributor=self._attributor(own),
             responder=response.engine if response else None,
             state=FileState(Path(state_dir) / "slo.json") if state_dir else None,

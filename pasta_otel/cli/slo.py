@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 import pasta_otel
+from pasta_otel.app.sources import build_sources
+from pasta_otel.clock import SystemClock
+from pasta_otel.config import load_settings
 from pasta_otel.errors import InputError, MissingError
 from pasta_otel.slo.controller import DEFAULT_GRACE_NS, Parts, SLOController
 from pasta_otel.slo.history import with_history
@@ -25,7 +30,7 @@ from pasta_otel.slo.rules.build import build
 from pasta_otel.slo.rules.render import dump, render
 from pasta_otel.slo.rules.scenario import promtool_document, read_scenario
 from pasta_otel.slo.sources.remote import fetch_states
-from pasta_otel.slo.sources.spans import SpanSource
+from pasta_otel.slo.sources.spans import SpanCounter
 from pasta_otel.slo.spec.document import Problem
 from pasta_otel.slo.spec.load import SpecSet, check, load
 from pasta_otel.slo.windows import DEFAULT, lint, load_windows
@@ -91,8 +96,9 @@ def _validation_json(found: SpecSet, problems: tuple[Problem, ...]) -> dict[str,
 
 @command.command()
 @click.option("--server", default=None, metavar="URL", help=f"Ask this controller or sidecar  [{DEFAULT_SERVER}]")
-@click.option("--slo", "slo_paths", multiple=True, metavar="FILE", help="Evaluate this SLO file once (with --store).")
-@click.option("--store", default=None, metavar="FILE", help="Span store to evaluate over, when nobody holds it.")
+@click.option("--slo", "slo_paths", multiple=True, metavar="FILE", help="Evaluate this SLO file once, here.")
+@click.option("--store", default=None, metavar="FILE", help="With --slo: the span store, when nobody holds it.")
+@click.option("--prometheus", default=None, metavar="URL", help="With --slo: the Prometheus server.")
 @click.option("--windows", default=DEFAULT, show_default=True, help="Burn-rate windows: a shipped name or a file.")
 @click.option("--grace", default=None, type=float, metavar="SECONDS", help="How long late spans count.  [30]")
 @click.option("--html", "html_file", default=None, metavar="FILE", help="Also write a self-contained page.")
@@ -103,6 +109,7 @@ def status(  # noqa: PLR0913, PLR0917  # one parameter an option
     server: str | None,
     slo_paths: tuple[str, ...],
     store: str | None,
+    prometheus: str | None,
     windows: str,
     grace: float | None,
     html_file: str | None,
@@ -110,12 +117,14 @@ def status(  # noqa: PLR0913, PLR0917  # one parameter an option
     as_json: bool,
 ) -> None:
     """Show every SLO: exit 0 when none burns, 1 when one burns, 3 when nothing is known of any."""
-    if bool(slo_paths) != bool(store) or (server and store):
-        raise click.UsageError("give --server URL, or --slo FILE together with --store FILE")
-    if store:
-        document = evaluate_once(slo_paths, Path(store), windows, grace)
+    if (server and slo_paths) or ((store or prometheus) and not slo_paths):
+        raise click.UsageError("give --server URL, or --slo FILE with --store FILE or --prometheus URL")
+    settings = load_settings()
+    if slo_paths:
+        settings["PASTA_PROMETHEUS_URL"] = prometheus or settings["PASTA_PROMETHEUS_URL"]
+        document = evaluate_once(slo_paths, Path(store) if store else None, windows, grace, settings)
     else:
-        document = fetch_states(server or DEFAULT_SERVER)
+        document = fetch_states(server or DEFAULT_SERVER, token=settings["PASTA_API_TOKEN"] or None)
     if html_file:
         _write(Path(html_file), page(document))
     if as_json:
@@ -133,21 +142,31 @@ def _write(path: Path, text: str) -> None:
 
 
 def evaluate_once(
-    slo_paths: tuple[str, ...], store_path: Path, windows: str, grace_seconds: float | None
+    slo_paths: tuple[str, ...],
+    store_path: Path | None,
+    windows: str,
+    grace_seconds: float | None,
+    settings: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the states of SLO files over a span store, as of now."""
+    """Return the states of SLO files as of now, over a span store, Prometheus, or both."""
+    slos, now = load(slo_paths).slos, time.time_ns()
+    grace_ns = DEFAULT_GRACE_NS if grace_seconds is None else int(grace_seconds * 1e9)
+    with ExitStack() as undo:
+        store = _open_store(store_path, undo) if store_path else None
+        sources = build_sources(slos, settings, SystemClock(), store=(store, grace_ns) if store else None)
+        undo.callback(sources.close)
+        controller = SLOController(slos, load_windows(windows), Parts(sources.source), grace_ns=grace_ns)
+        return with_history(evaluation_to_json(controller.tick(now)), slos, sources.source, now)
+
+
+def _open_store(path: Path, undo: ExitStack) -> SpanCounter:
     from pasta_otel.exporters.store import DuckDBSpanStore, StoreConfig  # noqa: PLC0415  # duckdb is an optional extra
 
-    if not store_path.exists():
-        raise InputError("no such file", file=str(store_path))
-    grace_ns = DEFAULT_GRACE_NS if grace_seconds is None else int(grace_seconds * 1e9)
-    store = DuckDBSpanStore.open(str(store_path), config=StoreConfig(max_age_s=KEEP_ALL_SECONDS))
-    try:
-        slos, source, now = load(slo_paths).slos, SpanSource(store, grace_ns), time.time_ns()
-        controller = SLOController(slos, load_windows(windows), Parts(source), grace_ns=grace_ns)
-        return with_history(evaluation_to_json(controller.tick(now)), slos, source, now)
-    finally:
-        store.close()
+    if not path.exists():
+        raise InputError("no such file", file=str(path))
+    store = DuckDBSpanStore.open(str(path), config=StoreConfig(max_age_s=KEEP_ALL_SECONDS))
+    undo.callback(store.close)
+    return store
 
 
 def exit_code(states: list[dict[str, Any]]) -> int:

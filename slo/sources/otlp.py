@@ -28,8 +28,13 @@ MAX_SERIES = 100_000
 class PointBatch(Protocol):
     """What the receiver hands on."""
 
-    body: bytes
-    points: int
+    @property
+    def body(self) -> bytes:
+        """Return a serialised ``ExportMetricsServiceRequest``."""
+
+    @property
+    def points(self) -> int:
+        """Return how many points it holds."""
 
 
 class PointLedger(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pasta_otel.model import CountRequest, EventCounts
 from pasta_otel.slo.ports import SLISource
@@ -33,5 +34,28 @@ class RoutedSource:
             except Exception as error:  # noqa: BLE001  # one source's failure is no data for its own SLOs only
                 found = [EventCounts(0.0, 0.0, no_data="absent", detail=f"{type(error).__name__}: {error}")] * len(mine)
             for number, counts in zip(mine, found, strict=False):
+                answers[number] = counts
+        return answers
+
+
+class ConnectedSource:
+    """Several servers of one kind: every request goes to the one that its indicator names.
+
+    Args:
+        sources: Source by URL.
+        url_of: Return the URL of an indicator.
+    """
+
+    def __init__(self, sources: Mapping[str, SLISource], url_of: Callable[[Any], str]) -> None:
+        self._sources, self._url_of = dict(sources), url_of
+
+    def counts(self, requests: Sequence[CountRequest], now_unix_nano: int) -> Sequence[EventCounts]:
+        """Return one EventCounts a request, in order; one call a server."""
+        urls = [self._url_of(request.sli) for request in requests]
+        answers = [EventCounts(0.0, 0.0, no_data="absent", detail=f"no server {url}") for url in urls]
+        for url, source in self._sources.items():
+            mine = [number for number, wanted in enumerate(urls) if wanted == url]
+            found = source.counts([requests[number] for number in mine], now_unix_nano) if mine else ()
+            for number, counts in zip(mine, found, strict=True):
                 answers[number] = counts
         return answers
