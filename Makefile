@@ -14,6 +14,7 @@ SOURCES := pyproject.toml constraints.txt setup.py
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pasta-otel needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade 'pip>=25.1'
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.created constraints.txt
@@ -27,7 +28,6 @@ $(VENV)/.installed: $(VENV)/.torch $(SOURCES)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.installed
-	$(PIP) --upgrade 'pip>=25.1'
 	$(PIP) --group lint --group test
 	@touch $@
 
@@ -55,7 +55,7 @@ test-slow: install-test
 	$(BIN)/python -m pytest -m 'not gpu' --timeout 900 $(PYTEST_ARGS)
 
 test-gpu: 
-	$(PYTHON) -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
+	$(PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir . -m gpu tests/gpu $(PYTEST_ARGS)
 
 bench: install-test
 	$(BIN)/python -m benchmarks
