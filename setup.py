@@ -1,4 +1,8 @@
+import os
+import shutil
+import sys
 import sysconfig
+from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -6,7 +10,14 @@ from setuptools import Extension, setup
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 LIMITED = [] if FREE_THREADED else [("Py_LIMITED_API", "0x030B0000")]
 
-# Not optional: without a compiler the build must fail, or a wheel without the extension would carry the abi3 tag.
+# Without a compiler the package is built as pure Python (and tagged so): all of it but GPU kernel capture works. A
+# compiler that fails is an error, and PASTA_NATIVE=require makes a missing one an error too: releases set it.
+COMPILER = os.environ.get("CC", sysconfig.get_config_var("CC") or "cc").split()[0]
+HEADERS = Path(sysconfig.get_path("include")) / "Python.h"
+NATIVE = os.environ.get("PASTA_NATIVE") == "require" or bool(shutil.which(COMPILER) and HEADERS.exists())
+if not NATIVE:
+    sys.stderr.write("pasta-otel: no C compiler or Python.h: no GPU kernel capture (gcc and python3-dev bring it)\n")
+
 setup(
     ext_modules=[
         Extension(
@@ -26,6 +37,8 @@ setup(
             py_limited_api=not FREE_THREADED,
             optional=False,
         )
-    ],
-    options={} if FREE_THREADED else {"bdist_wheel": {"py_limited_api": "cp311"}},
+    ]
+    if NATIVE
+    else [],
+    options={} if FREE_THREADED or not NATIVE else {"bdist_wheel": {"py_limited_api": "cp311"}},
 )

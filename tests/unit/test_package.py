@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import venv
@@ -13,14 +14,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wheel")
+def build(out: Path, environ: dict[str, str]) -> None:
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out, ROOT],
         check=True,
         capture_output=True,
+        env={**os.environ, **environ},
     )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    build(out, {})
     (built,) = out.glob("*.whl")
     return built
 
@@ -30,6 +36,19 @@ def test_the_wheels_only_top_level_package_is_pasta_otel(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"pasta_otel"}
     assert {"pasta_otel/slo/controller.py", "pasta_otel/py.typed"} <= set(names)
+
+
+def test_the_wheel_holds_the_native_extension_where_there_is_a_compiler(wheel: Path) -> None:
+    built = any(name.startswith("pasta_otel/_native/_cupti") for name in zipfile.ZipFile(wheel).namelist())
+    assert built == ("abi3" in wheel.name), "the wheel's tag and its content disagree"
+    if not built:
+        assert os.environ.get("CI") != "true", "CI builds the wheel with the extension"
+        pytest.skip("no C compiler or Python.h on this machine")
+
+
+def test_a_wheel_built_without_a_compiler_is_tagged_as_pure_python(tmp_path: Path) -> None:
+    build(tmp_path, {"CC": "there-is-no-such-compiler"})
+    assert next(made.name for made in tmp_path.glob("*.whl")).endswith("py3-none-any.whl")
 
 
 def test_the_wheel_carries_the_data_it_reads_at_run_time(wheel: Path) -> None:
