@@ -99,7 +99,7 @@ class Sidecar:
             if self._response is not None:
                 undo.callback(self._response.stop)
             self._controller = self._build_controller(slos, self._response, self._own)
-            self._api = self._build_api()
+            self._api = self._build_api(slos)
             undo.pop_all()
 
     async def run(self, stop: asyncio.Event, announce: Announce) -> None:
@@ -220,7 +220,7 @@ class Sidecar:
     def _attributor(self, own: SelfTelemetry) -> AttributionEngine:
         return AttributionEngine(self.store, self.store, clock=self._clock, meter=own.meter, tracer=own.tracer)
 
-    def _build_api(self) -> ApiServer:
+    def _build_api(self, slos: Sequence[SLO]) -> ApiServer:
         options = self._options
         engine = self._response.engine if self._response else None
         questions = Questions(self.store, self._controller)
@@ -230,7 +230,7 @@ class Sidecar:
             actions=engine.recent if engine else None,
             ledger=lambda: self.ledger.snapshot().as_dict(),
             trace=questions.trace,
-            attribute=answerer(self._attributor(self._own), self._clock.unix_nano),
+            attribute=answerer(self._attributor(self._own), self._clock.unix_nano, {slo.name: slo.sli for slo in slos}),
             metrics=self._own.render,
             health=self._health,
         )
