@@ -12,7 +12,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -21,11 +21,21 @@ import httpx
 
 from pasta_otel.errors import InputError
 from pasta_otel.model import CountRequest, EventCounts, NoDataReason
-from pasta_otel.slo.sources.promql import NUMBER_LABEL, Expression, events_factor, expressions, join
+from pasta_otel.slo.sources.promql import (
+    COVERAGE_STEPS,
+    NUMBER_LABEL,
+    Expression,
+    coverage_expression,
+    events_factor,
+    expressions,
+    join,
+)
 from pasta_otel.slo.spec.model import PrometheusSLI
 
 NS_PER_SECOND = 1_000_000_000
 PARALLEL = 4
+COVERAGE_ABOVE_NS = 3600 * NS_PER_SECOND  # nobody keeps less
+COVERAGE_SECONDS = 600.0
 log = logging.getLogger(__name__)
 
 
@@ -108,6 +118,7 @@ class PrometheusSource:
         )
         self._refused: dict[str, str] = {}
         self._warned: set[str] = set()
+        self._covered: dict[PrometheusSLI, tuple[float, float]] = {}  # covered ns, until when that is believed
         self.requests_sent = 0
 
     def close(self) -> None:
@@ -123,13 +134,53 @@ class PrometheusSource:
             if isinstance(request.sli, PrometheusSLI)
             for expression in expressions(request.sli, request.window.end_unix_nano - request.window.start_unix_nano)
         ]
+        coverage = self._ask_coverage(requests)
+        asked += coverage
         batches = list(self._batches(asked))
         with ThreadPoolExecutor(PARALLEL) as pool:
             list(pool.map(lambda batch: self._ask(batch, now_unix_nano, deadline), batches))
+        self._learn_coverage(coverage, requests)
         by_request: dict[int, list[_Asked]] = {}
         for item in asked:
             by_request.setdefault(item.request, []).append(item)
-        return [_counts(request, by_request.get(number, [])) for number, request in enumerate(requests)]
+        return [
+            replace(_counts(request, by_request.get(number, [])), coverage=self._coverage_of(request))
+            for number, request in enumerate(requests)
+        ]
+
+    def _ask_coverage(self, requests: Sequence[CountRequest]) -> list[_Asked]:
+        """Return one question for every indicator whose covered time is not known, or no longer: its longest window."""
+        now = time.monotonic()
+        longest: dict[PrometheusSLI, int] = {}
+        for number, request in enumerate(requests):
+            sli = request.sli
+            if not isinstance(sli, PrometheusSLI) or self._covered.get(sli, (0.0, 0.0))[1] > now:
+                continue
+            length, best = _length_ns(request), longest.get(sli)
+            if length > COVERAGE_ABOVE_NS and (best is None or length > _length_ns(requests[best])):
+                longest[sli] = number
+        return [
+            _Asked(
+                len(requests) + number,
+                coverage_expression(sli, _length_ns(requests[number])),
+                requests[number].window.end_unix_nano,
+            )
+            for sli, number in longest.items()
+        ]
+
+    def _learn_coverage(self, asked: Sequence[_Asked], requests: Sequence[CountRequest]) -> None:
+        until = time.monotonic() + COVERAGE_SECONDS
+        for item in asked:
+            request = requests[item.request - len(requests)]
+            if item.value.wrong is None:
+                share = min(1.0, (item.value.number or 0.0) / COVERAGE_STEPS)
+                covered = math.inf if share == 1.0 else share * _length_ns(request)
+                self._covered[request.sli] = (covered, until)
+
+    def _coverage_of(self, request: CountRequest) -> float:
+        """Return the share of a window that lies within the covered time: what retention lacks is the oldest part."""
+        covered = self._covered.get(request.sli, (math.inf, 0.0))[0]
+        return min(1.0, covered / max(1, _length_ns(request)))
 
     def _batches(self, asked: Sequence[_Asked]) -> list[list[_Asked]]:
         """Return groups of one time each, bounded in size; the parts of one request stay together."""
@@ -304,6 +355,10 @@ def _checked(at: float, number: float, time_ns: int, *, degraded: bool) -> _Valu
     if math.isinf(number):
         return _Value(wrong="invalid", detail="the server answered Inf")
     return _Value(number, degraded=degraded)
+
+
+def _length_ns(request: CountRequest) -> int:
+    return request.window.end_unix_nano - request.window.start_unix_nano
 
 
 def _counts(request: CountRequest, asked: Sequence[_Asked]) -> EventCounts:

@@ -13,8 +13,9 @@ NS_PER_SECOND = 1_000_000_000
 NUMBER_LABEL = "pasta_query"
 WINDOW = re.compile(r"\{\{\s*\.[Ww]indow\s*\}\}")
 THRESHOLD_STEPS = 30
+COVERAGE_STEPS = 20
 OPERATORS = {"lte": "<=", "gte": ">=", "lt": "<", "gt": ">"}
-Part = Literal["total", "good", "bad", "raw"]
+Part = Literal["total", "good", "bad", "raw", "coverage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,14 @@ def _threshold(sli: PrometheusSLI, window_ns: int, window: str) -> tuple[Express
         Expression("total", f"count_over_time(({query})[{window}:{step}])"),
         Expression("good", f"sum_over_time((({query}) {OPERATORS[sli.op]} bool {sli.bound})[{window}:{step}])"),
     )
+
+
+def coverage_expression(sli: PrometheusSLI, window_ns: int) -> Expression:
+    """Return how many twentieths of a window have data: retention may be shorter than the window."""
+    step_ns = max(NS_PER_SECOND, window_ns // COVERAGE_STEPS)
+    step = prometheus_duration(step_ns)
+    first = expressions(sli, step_ns, step)[0].text
+    return Expression("coverage", f"count_over_time((\n{first}\n)[{prometheus_duration(window_ns)}:{step}])")
 
 
 def fill(query: str, window: str) -> str:

@@ -200,6 +200,20 @@ def test_the_prometheus_source_equals_the_reimplementation_in_every_scenario(eng
     check_engine(engine, ALL)
 
 
+def test_a_window_longer_than_the_data_says_how_much_of_it_is_covered(engine):
+    scenario = next(s for s in FEW if s.kind == "steady" and s.period_days == 7)
+    end = END_S * SECOND
+    spans = [86_400, 7 * 86_400, 14 * 86_400, 28 * 86_400]
+    source = PrometheusSource(PrometheusConfig(engine.url, clock_tolerance_seconds=1e12))
+    requests = [CountRequest(sli(scenario), TimeWindow(end - width * SECOND, end)) for width in spans]
+    answers = source.counts(requests, end)
+    sent = source.requests_sent
+    source.counts(requests, end)
+    assert source.requests_sent - sent == sent  # not asked again, and not a request of its own
+    source.close()
+    assert [answer.coverage for answer in answers] == pytest.approx([1.0, 1.0, 0.5, 0.25], abs=0.06)
+
+
 def instant(engine: PrometheusServer, query: str) -> float | None:
     answer = httpx.post(f"{engine.url}/api/v1/query", data={"query": query, "time": str(END_S)}, timeout=60).json()
     assert answer["status"] == "success", answer
