@@ -88,6 +88,9 @@ def build(slo: SLO, windows: BurnRateWindows, version: str) -> list[Group]:
     """
     if not isinstance(slo.sli, PrometheusSLI):
         raise InputError("rules need a Prometheus indicator", file=slo.file, field=slo.name, kind="source_type")
+    if slo.sli.bucket is not None:
+        what = "a histogram's threshold needs a server that knows its buckets: write the bucket in PromQL"
+        raise InputError(what, file=slo.file, field=slo.name, kind="histogram")
     if slo.method != "Occurrences" or slo.composite_of:
         what = "a composite SLO" if slo.composite_of else slo.method
         raise InputError(

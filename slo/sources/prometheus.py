@@ -15,12 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
 from pasta_otel.errors import InputError
 from pasta_otel.model import CountRequest, EventCounts, NoDataReason
+from pasta_otel.slo.sources.buckets import bounds_query, read_bounds, resolve
 from pasta_otel.slo.sources.promql import (
     COVERAGE_STEPS,
     NUMBER_LABEL,
@@ -30,12 +31,14 @@ from pasta_otel.slo.sources.promql import (
     expressions,
     join,
 )
-from pasta_otel.slo.spec.model import PrometheusSLI
+from pasta_otel.slo.spec.model import Bucket, PrometheusSLI
 
 NS_PER_SECOND = 1_000_000_000
 PARALLEL = 4
 COVERAGE_ABOVE_NS = 3600 * NS_PER_SECOND  # nobody keeps less
 COVERAGE_SECONDS = 600.0
+RETRY_SECONDS = 10.0
+LOOKUPS_PER_TICK = 40
 log = logging.getLogger(__name__)
 
 
@@ -95,6 +98,15 @@ class _Asked:
     value: _Value = field(default_factory=lambda: _Value(wrong="absent", detail="no time left in this tick"))
 
 
+class _Resolved(NamedTuple):
+    """What became of an indicator by a histogram's buckets, and until when that is believed."""
+
+    sli: PrometheusSLI | None
+    until: float
+    wrong: NoDataReason | None
+    said: str
+
+
 class PrometheusSource:
     """Answer the controller's requests from a server.
 
@@ -118,6 +130,8 @@ class PrometheusSource:
         )
         self._refused: dict[str, str] = {}
         self._warned: set[str] = set()
+        self._resolved: dict[PrometheusSLI, _Resolved] = {}
+        self._lookups = 0
         self._covered: dict[PrometheusSLI, tuple[float, float]] = {}  # covered ns, until when that is believed
         self.requests_sent = 0
 
@@ -128,11 +142,13 @@ class PrometheusSource:
     def counts(self, requests: Sequence[CountRequest], now_unix_nano: int) -> Sequence[EventCounts]:
         """Return one EventCounts a request, in order; never raises for a server that is down, slow, wrong or lying."""
         deadline = time.monotonic() + self._config.deadline_seconds
+        self._lookups = 0
+        given, requests = requests, [self._with_bucket(request, now_unix_nano) for request in requests]
         asked = [
             _Asked(number, expression, request.window.end_unix_nano)
             for number, request in enumerate(requests)
-            if isinstance(request.sli, PrometheusSLI)
-            for expression in expressions(request.sli, request.window.end_unix_nano - request.window.start_unix_nano)
+            if isinstance(request.sli, PrometheusSLI) and request.sli.bucket is None
+            for expression in expressions(request.sli, _length_ns(request))
         ]
         coverage = self._ask_coverage(requests)
         asked += coverage
@@ -144,9 +160,51 @@ class PrometheusSource:
         for item in asked:
             by_request.setdefault(item.request, []).append(item)
         return [
-            replace(_counts(request, by_request.get(number, [])), coverage=self._coverage_of(request))
+            self._finished(_counts(request, by_request.get(number, [])), request, given[number])
             for number, request in enumerate(requests)
         ]
+
+    def _finished(self, counts: EventCounts, request: CountRequest, given: CountRequest) -> EventCounts:
+        """Add how much of the window is covered, and what must be said about a histogram's bounds."""
+        found = self._resolved.get(given.sli) if isinstance(given.sli, PrometheusSLI) and given.sli.bucket else None
+        if found is not None and found.sli is None:
+            return replace(counts, no_data=found.wrong, detail=found.said)
+        said = found.said if found is not None else ""
+        return replace(counts, coverage=self._coverage_of(request), detail=counts.detail or said)
+
+    def _with_bucket(self, request: CountRequest, now_unix_nano: int) -> CountRequest:
+        """Return the request with a histogram's threshold as a query, or as it is without such buckets."""
+        sli = request.sli
+        if not isinstance(sli, PrometheusSLI) or sli.bucket is None:
+            return request
+        known = self._resolved.get(sli)
+        if (known is None or known.until < time.monotonic()) and self._lookups < LOOKUPS_PER_TICK:
+            self._lookups += 1
+            known = self._resolved[sli] = self._resolve(sli, sli.bucket, request.window.end_unix_nano, now_unix_nano)
+        return request if known is None or known.sli is None else CountRequest(known.sli, request.window)
+
+    def _resolve(self, sli: PrometheusSLI, bucket: Bucket, time_ns: int, now_unix_nano: int) -> _Resolved:
+        """Ask which bounds the server has."""
+        self.requests_sent += 1
+        form = {"query": bounds_query(bucket), "time": f"{time_ns / NS_PER_SECOND:.3f}"}
+        soon = time.monotonic() + RETRY_SECONDS
+        try:
+            answer = self._client.post("/api/v1/query", data=form)
+        except httpx.HTTPError as error:
+            return _Resolved(None, soon, "absent", f"{type(error).__name__}: {error}")
+        clock = self._clock_problem(answer, now_unix_nano)
+        if clock is not None:
+            return _Resolved(None, soon, clock.wrong, clock.detail)
+        data = _document(answer).get("data")
+        series = data.get("result") if isinstance(data, dict) else None
+        metrics = [entry.get("metric", {}) for entry in series or () if isinstance(entry, dict)]
+        bounds = read_bounds(str(metric.get("le", "")) for metric in metrics)
+        if not bounds:
+            return _Resolved(None, soon, "absent", f"HTTP {answer.status_code}: no series {bucket.histogram}_bucket")
+        found, said = resolve(sli, bucket, bounds)
+        if found is None:
+            return _Resolved(None, soon, "invalid", said)
+        return _Resolved(found, time.monotonic() + COVERAGE_SECONDS, None, said)
 
     def _ask_coverage(self, requests: Sequence[CountRequest]) -> list[_Asked]:
         """Return one question for every indicator whose covered time is not known, or no longer: its longest window."""

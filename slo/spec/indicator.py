@@ -82,6 +82,8 @@ def _metric(here: Cursor) -> MetricSource:
         return MetricSource("")
     source.mapping(frozenset({"type", "metricSourceRef", "spec"}))
     spec = source.need("spec")
+    if spec is not None and isinstance(spec.value, dict):
+        _check_histogram(source, spec)
     if not source.has("type") and not source.has("metricSourceRef"):
         source.missing("type", "type or metricSourceRef is required")
     return MetricSource(
@@ -90,6 +92,18 @@ def _metric(here: Cursor) -> MetricSource:
         spec=spec.mapping() if spec is not None else {},
         path=source.path,
     )
+
+
+def _check_histogram(source: Cursor, spec: Cursor) -> None:
+    """Our own form of a Prometheus source: a histogram and a threshold instead of a query."""
+    if source.text("type").lower() != "prometheus" or not spec.has("histogram"):
+        return
+    spec.mapping(frozenset({"histogram", "threshold", "selector"}))
+    spec.text("histogram", required=True)
+    spec.text("selector")
+    threshold = spec.number("threshold")
+    if threshold is not None and threshold <= 0:
+        spec.document.report(f"{spec.path}.threshold", f"must be above 0, got {threshold}", kind="range")
 
 
 def _spans(here: Cursor, parts: dict[str, MetricSource]) -> SpanSLI | None:

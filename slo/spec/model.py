@@ -247,6 +247,15 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Bucket:
+    """Good events of a classic histogram: those at most ``threshold``, in the metric's unit."""
+
+    histogram: str
+    threshold: Decimal
+    selector: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PrometheusSLI:
     """Queries in PromQL; ``{{.window}}`` stands for the window.
 
@@ -260,6 +269,7 @@ class PrometheusSLI:
         op: ``lte``, ``gte``, ``lt`` or ``gt``.
         bound: What ``threshold`` is compared with.
         connection: Connection details of the data source, or empty.
+        bucket: Good events by a histogram's buckets, which only a server knows; ``good`` is None then.
     """
 
     total: str = ""
@@ -271,6 +281,7 @@ class PrometheusSLI:
     op: str = ""
     bound: Decimal = Decimal(0)
     connection: tuple[tuple[str, str], ...] = ()
+    bucket: Bucket | None = None
 
 
 @dataclass(frozen=True, slots=True)

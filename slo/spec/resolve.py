@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from pasta_otel.slo.spec.document import Document, Problem, Severity, child_path
@@ -13,6 +14,7 @@ from pasta_otel.slo.spec.model import (
     AlertCondition,
     AlertNotificationTarget,
     AlertPolicy,
+    Bucket,
     DataSource,
     Indicator,
     MetricSource,
@@ -177,17 +179,27 @@ def _prometheus(indicator: Indicator, objective: Objective, source: DataSource |
         return None
     return PrometheusSLI(
         total=_query(ratio.total) or "",
-        good=_query(ratio.good),
+        good=None if _bucket(ratio.good) else _query(ratio.good),
         bad=_query(ratio.bad),
         raw=_query(ratio.raw),
         raw_failure=ratio.raw_type == "failure",
         connection=connection,
+        bucket=_bucket(ratio.good),
     )
+
+
+def _bucket(metric: MetricSource | None) -> Bucket | None:
+    if metric is None or "threshold" not in metric.spec:
+        return None
+    spec = metric.spec
+    return Bucket(str(spec["histogram"]), Decimal(spec["threshold"]), str(spec.get("selector", "")))
 
 
 def _query(metric: MetricSource | None) -> str | None:
     if metric is None:
         return None
+    if "histogram" in metric.spec:
+        return f"sum(increase({metric.spec['histogram']}_count{{{metric.spec.get('selector', '')}}}[{{{{.window}}}}]))"
     found = metric.spec.get("query", metric.spec.get("promql"))
     return str(found).strip() if found is not None else ""
 

@@ -20,7 +20,7 @@ from pasta_otel.slo.rules.build import build
 from pasta_otel.slo.rules.build import error_ratio as error_ratio_rule
 from pasta_otel.slo.sources.prometheus import PrometheusConfig, PrometheusSource
 from pasta_otel.slo.sources.spans import SpanSource
-from pasta_otel.slo.spec.model import SLO, DurationText, PrometheusSLI, WindowSpec
+from pasta_otel.slo.spec.model import SLO, Bucket, DurationText, PrometheusSLI, WindowSpec
 from pasta_otel.slo.windows import load_windows
 from pasta_otel.testing.prometheus import PrometheusServer, tool
 from pasta_otel.testing.promql import increase
@@ -133,6 +133,16 @@ def sli(scenario: Scenario) -> PrometheusSLI:
     )
 
 
+def histogram_series():
+    """A histogram from two targets that spell their bounds differently: per minute 6 up to 1, 2 up to 2.5, 2 above."""
+    times = range(END_S - 7200, END_S + 1, 60)
+    rows = [("a", "1", 3), ("a", "2.5", 4), ("a", "+Inf", 5), ("b", "1.0", 3), ("b", "2.5", 4), ("b", "+Inf", 5)]
+    buckets = [
+        ("lat_bucket", {"t": t, "le": le}, [(at, (at - times[0]) / 60 * n) for at in times]) for t, le, n in rows
+    ]
+    return buckets + [("lat_count", {"t": t}, [(at, (at - times[0]) / 60 * 5) for at in times]) for t in "ab"]
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory, request):
     try:
@@ -145,6 +155,7 @@ def engine(tmp_path_factory, request):
     server.backfill(
         [("total_total", {"s": s.name}, s.counter(s.total)) for s in chosen if s.has_total_series]
         + [("bad_total", {"s": s.name}, s.counter(s.bad)) for s in chosen if s.has_bad_series]
+        + histogram_series()
     )
     with server:
         yield server
@@ -212,6 +223,20 @@ def test_a_window_longer_than_the_data_says_how_much_of_it_is_covered(engine):
     assert source.requests_sent - sent == sent  # not asked again, and not a request of its own
     source.close()
     assert [answer.coverage for answer in answers] == pytest.approx([1.0, 1.0, 0.5, 0.25], abs=0.06)
+
+
+@pytest.mark.case("P03")
+@pytest.mark.parametrize(
+    ("threshold", "good", "said"), [("1", 6, ""), ("2.5", 8, ""), ("2", 6, "between the bounds 1 and 2.5")]
+)
+def test_a_latency_objective_over_a_real_histogram(engine, threshold, good, said):
+    indicator = PrometheusSLI(total="sum(increase(lat_count[{{.window}}]))", bucket=Bucket("lat", Decimal(threshold)))
+    source = PrometheusSource(PrometheusConfig(engine.url, clock_tolerance_seconds=1e12))
+    end = END_S * SECOND
+    (answer,) = source.counts([CountRequest(indicator, TimeWindow(end - 3600 * SECOND, end))], end)
+    source.close()
+    assert (answer.good, answer.total) == (pytest.approx(good * 60), pytest.approx(10 * 60))
+    assert said in answer.detail
 
 
 def instant(engine: PrometheusServer, query: str) -> float | None:

@@ -14,10 +14,12 @@ import pytest
 from pasta_otel.errors import InputError
 from pasta_otel.model import CountRequest, SpanSLI, TimeWindow
 from pasta_otel.slo.budget import burn_rate, checked, error_ratio
+from pasta_otel.slo.sources.buckets import read_bounds
 from pasta_otel.slo.sources.prometheus import PrometheusConfig, PrometheusSource
 from pasta_otel.slo.sources.promql import expressions
 from pasta_otel.slo.sources.router import RoutedSource
-from pasta_otel.slo.spec.model import PrometheusSLI
+from pasta_otel.slo.spec.load import check
+from pasta_otel.slo.spec.model import Bucket, PrometheusSLI
 from pasta_otel.testing.promql import increase
 from pasta_otel.testing.slo import EventListSource
 
@@ -255,3 +257,92 @@ def test_the_router_asks_every_source_once_and_contains_their_failures():
     assert (second.no_data, third.no_data) == ("absent", "absent")
     spans.error = RuntimeError("gone")
     assert routed.counts(requests, NOW)[0].no_data == "absent"
+
+
+HISTOGRAM = """
+apiVersion: openslo/v1
+kind: SLO
+metadata: {name: fast}
+spec:
+  service: web
+  budgetingMethod: Occurrences
+  timeWindow: [{duration: 30d, isRolling: true}]
+  objectives: [{target: 0.9}]
+  indicator:
+    metadata: {name: i}
+    spec:
+      ratioMetric:
+        counter: true
+        good: {metricSource: {type: Prometheus, spec: {histogram: lat_seconds, selector: 'job="a"', threshold: 1}}}
+        total: {metricSource: {type: Prometheus, spec: {histogram: lat_seconds, selector: 'job="a"'}}}
+"""
+
+
+def histogram(tmp_path, threshold: str = "1") -> PrometheusSLI:
+    (tmp_path / "slo.yaml").write_text(HISTOGRAM.replace("threshold: 1", f"threshold: {threshold}"))
+    found = check([tmp_path])
+    assert not found.problems
+    return found.slos[0].sli
+
+
+def bounds_then(*spellings: str):
+    """Answer the question for bounds, then every number with 5, and keep the queries."""
+    queries: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        query = parse_qs(request.content.decode())["query"][0]
+        queries.append(query)
+        if query.startswith("count by (le)"):
+            return vector(*(({"le": text}, "1") for text in spellings))
+        return vector(({"pasta_query": "0"}, "20"), ({"pasta_query": "1"}, "5"))
+
+    return handler, queries
+
+
+@pytest.mark.case("P03")
+def test_bounds_are_compared_as_numbers_however_they_are_spelled(tmp_path):
+    texts = [(CASES / "P03" / f"target_{name}.prom").read_text() for name in ("a", "b")]
+    spellings = [
+        line.split('le="')[1].split('"')[0] for text in texts for line in text.split("\n") if "_bucket" in line
+    ]
+    assert len(read_bounds(spellings)) == 3
+    handler, queries = bounds_then(*dict.fromkeys(spellings))
+    prometheus = source(handler)
+    (counts,) = prometheus.counts([CountRequest(histogram(tmp_path), HOUR)], NOW)
+    assert (counts.good, counts.total, counts.detail) == (5, 20, "")
+    assert 'lat_seconds_bucket{job="a", le=~"1|1\\\\.0"}' in queries[1]
+    assert 'lat_seconds_count{job="a"}' in queries[1]
+    prometheus.counts([CountRequest(histogram(tmp_path), HOUR)], NOW)
+    assert len(queries) == 3
+
+
+def test_a_threshold_inside_a_bucket_is_a_stated_lower_bound(tmp_path):
+    handler, queries = bounds_then("0.25", "0.5", "+Inf")
+    counts = ask(handler, histogram(tmp_path, "0.3"))
+    assert counts.good == 5
+    assert "0.3 lies between the bounds 0.25 and 0.5" in counts.detail
+    assert 'le=~"0\\\\.25"' in queries[1]
+
+
+@pytest.mark.parametrize(
+    ("spellings", "reason", "words"),
+    [
+        ((), "absent", "no series lat_seconds_bucket"),
+        (("2.5", "+Inf"), "invalid", "above the threshold"),
+        (("x",), "absent", ""),
+    ],
+)
+def test_a_histogram_without_the_bound_is_no_data_and_says_why(tmp_path, spellings, reason, words):
+    counts = ask(bounds_then(*spellings)[0], histogram(tmp_path))
+    assert counts.no_data == reason
+    assert words in counts.detail
+
+
+def test_a_histogram_on_a_server_that_is_down_is_absent(tmp_path):
+    assert ask(boom(httpx.ConnectError("refused")), histogram(tmp_path)).no_data == "absent"
+
+
+def test_a_histogram_needs_its_fields(tmp_path):
+    (tmp_path / "slo.yaml").write_text(HISTOGRAM.replace("threshold: 1", "threshold: -1"))
+    assert {problem.kind for problem in check([tmp_path]).errors} == {"range"}
+    assert Bucket("h", Decimal(1)) == Bucket("h", Decimal("1.0"))
