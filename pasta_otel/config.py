@@ -1,4 +1,4 @@
-"""Settings: standard ``OTEL_*`` first, then ``PASTA_*``, then a YAML file; the documentation is tested against the table."""
+"""Settings: standard ``OTEL_*`` first, then ``PASTA_*``, then a YAML file; docs are tested against the table."""
 
 from __future__ import annotations
 
@@ -81,13 +81,18 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "PASTA_API_TOKEN", "api_token", "", str, "Bearer token of the API on port 4320, for who serves and who asks it."
     ),
-    Setting("PASTA_PROMETHEUS_URL", "prometheus_url", "", str, "Prometheus server of SLOs whose DataSource names none."),
+    Setting(
+        "PASTA_PROMETHEUS_URL", "prometheus_url", "", str, "Prometheus server of SLOs whose DataSource names none."
+    ),
     Setting("PASTA_PROMETHEUS_TOKEN", "prometheus_token", "", str, "Bearer token for Prometheus."),
     Setting("PASTA_PROMETHEUS_BASIC_AUTH", "prometheus_basic_auth", "", str, "user:password for Prometheus."),
     Setting("PASTA_PROMETHEUS_HEADERS", "prometheus_headers", "", str, "name=value,... sent to Prometheus."),
     Setting("PASTA_PROMETHEUS_CA_FILE", "prometheus_ca_file", "", str, "PEM CA certificates for Prometheus over TLS."),
     Setting(
         "PASTA_PROMETHEUS_TIMEOUT_SECONDS", "prometheus_timeout_seconds", 10.0, float, "Limit of one request, seconds."
+    ),
+    Setting(
+        "PASTA_MAINTENANCE_FILE", "maintenance_file", "", str, "YAML file of planned maintenance: no budget counts it."
     ),
     Setting("PASTA_CONFIG", "", "", str, "YAML file with these settings."),
 )

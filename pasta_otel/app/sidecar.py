@@ -15,7 +15,7 @@ from pasta_otel.app.options import SidecarOptions
 from pasta_otel.app.questions import Questions
 from pasta_otel.app.response import response_of
 from pasta_otel.app.selfwatch import SelfTelemetry, build_self_telemetry
-from pasta_otel.app.sources import build_sources, watches_points
+from pasta_otel.app.sources import build_sources, planned_maintenance, watches_points
 from pasta_otel.app.upstream import forward_config
 from pasta_otel.clock import Clock, SystemClock
 from pasta_otel.config import load_settings
@@ -30,6 +30,7 @@ from pasta_otel.slo.actions.response import Response
 from pasta_otel.slo.attribution.engine import AttributionEngine
 from pasta_otel.slo.attribution.question import answerer
 from pasta_otel.slo.controller import Parts, SLOController
+from pasta_otel.slo.leader import FileLeader
 from pasta_otel.slo.spec.load import load
 from pasta_otel.slo.spec.model import SLO
 from pasta_otel.slo.state import FileState
@@ -86,9 +87,11 @@ class Sidecar:
                 if forward
                 else None
             )
+            settings = load_settings(environ)
+            self._maintenance = planned_maintenance(settings)
             self._sources = build_sources(
                 slos,
-                load_settings(environ),
+                settings,
                 self._clock,
                 store=(self.store, int(options.grace_seconds * 1e9)),
                 points=points,
@@ -98,6 +101,7 @@ class Sidecar:
             self._response = response_of(options, self.store, self._clock, self._own.meter, environ)
             if self._response is not None:
                 undo.callback(self._response.stop)
+            self._leader = FileLeader(Path(options.state_dir) / "slo.lock") if options.state_dir else None
             self._controller = self._build_controller(slos, self._response, self._own)
             self._api = self._build_api(slos)
             undo.pop_all()
@@ -145,6 +149,8 @@ class Sidecar:
         if self._response is not None:
             await asyncio.to_thread(self._response.stop)
         await asyncio.to_thread(self._sources.close)
+        if self._leader is not None:
+            self._leader.release()
         await asyncio.to_thread(self.store.close, DRAIN_SECONDS)
         await asyncio.to_thread(self._own.close)
 
@@ -214,6 +220,8 @@ class Sidecar:
             meter=own.meter,
             tracer=own.tracer,
             clock=self._clock,
+            leader=self._leader,
+            maintenance=self._maintenance,
         )
         return SLOController(slos, load_windows(self._options.windows), parts, grace_ns=grace_ns)
 

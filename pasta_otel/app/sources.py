@@ -10,6 +10,7 @@ from pasta_otel.clock import Clock
 from pasta_otel.errors import InputError
 from pasta_otel.exporters.ledger import Ledger
 from pasta_otel.model import SpanSLI
+from pasta_otel.slo.maintenance import Maintenance, read_maintenance
 from pasta_otel.slo.periods import length_ns
 from pasta_otel.slo.ports import SLISource
 from pasta_otel.slo.sources.otlp import OtlpLimits, OtlpSource
@@ -35,6 +36,16 @@ class Sources:
     spans: SpanSource | None
     otlp: OtlpSource | None
     close: Callable[[], None]
+
+
+def planned_maintenance(settings: Mapping[str, Any]) -> tuple[Maintenance, ...]:
+    """Return the planned interruptions of the file that the settings name.
+
+    Raises:
+        InputError: The file is wrong.
+    """
+    file = str(settings["PASTA_MAINTENANCE_FILE"])
+    return read_maintenance(file) if file else ()
 
 
 def watches_points(slos: Sequence[SLO]) -> bool:
