@@ -22,9 +22,9 @@ import httpx
 from pasta_otel.errors import InputError
 from pasta_otel.model import CountRequest, EventCounts, NoDataReason
 from pasta_otel.slo.sources.buckets import bounds_query, read_bounds, resolve
+from pasta_otel.slo.sources.prometheus_answers import RefusedError, Value, read_document, read_failure, read_values
 from pasta_otel.slo.sources.promql import (
     COVERAGE_STEPS,
-    NUMBER_LABEL,
     Expression,
     coverage_expression,
     events_factor,
@@ -78,16 +78,6 @@ class PrometheusConfig:
             raise InputError("expected a URL with http:// or https://", field="prometheus.url")
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """What a server said about one expression: a number, nothing (absent), or a reason why it says nothing."""
-
-    number: float | None = None
-    wrong: NoDataReason | None = None
-    detail: str = ""
-    degraded: bool = False
-
-
 @dataclass(slots=True)
 class _Asked:
     """One expression of one request at one time."""
@@ -95,7 +85,7 @@ class _Asked:
     request: int
     expression: Expression
     time_ns: int
-    value: _Value = field(default_factory=lambda: _Value(wrong="absent", detail="no time left in this tick"))
+    value: Value = field(default_factory=lambda: Value(wrong="absent", detail="no time left in this tick"))
 
 
 class _Resolved(NamedTuple):
@@ -195,7 +185,7 @@ class PrometheusSource:
         clock = self._clock_problem(answer, now_unix_nano)
         if clock is not None:
             return _Resolved(None, soon, clock.wrong, clock.detail)
-        data = _document(answer).get("data")
+        data = read_document(answer).get("data")
         series = data.get("result") if isinstance(data, dict) else None
         metrics = [entry.get("metric", {}) for entry in series or () if isinstance(entry, dict)]
         bounds = read_bounds(str(metric.get("le", "")) for metric in metrics)
@@ -262,13 +252,13 @@ class PrometheusSource:
         """Fill the values of a batch; one that the server refuses is halved until the culprit stands alone."""
         known = [item for item in batch if item.expression.text in self._refused]
         for item in known:
-            item.value = _Value(wrong="invalid", detail=self._refused[item.expression.text])
+            item.value = Value(wrong="invalid", detail=self._refused[item.expression.text])
         batch = [item for item in batch if item.expression.text not in self._refused]
         if not batch or time.monotonic() > deadline:
             return
         try:
             values = self._query([item.expression.text for item in batch], batch[0].time_ns, now_unix_nano)
-        except _RefusedError as refused:
+        except RefusedError as refused:
             if len(batch) == 1:
                 self._refuse(batch[0], refused)
                 return
@@ -279,32 +269,32 @@ class PrometheusSource:
         for item, value in zip(batch, values, strict=True):
             item.value = value
 
-    def _refuse(self, item: _Asked, refused: _RefusedError) -> None:
+    def _refuse(self, item: _Asked, refused: RefusedError) -> None:
         """Remember a query that the server cannot read, so that it does not spoil its batch at every tick."""
         if refused.for_good and len(self._refused) < 10_000:
             self._refused[item.expression.text] = str(refused)
-        item.value = _Value(wrong="invalid", detail=str(refused))
+        item.value = Value(wrong="invalid", detail=str(refused))
 
-    def _query(self, texts: Sequence[str], time_ns: int, now_unix_nano: int) -> list[_Value]:
+    def _query(self, texts: Sequence[str], time_ns: int, now_unix_nano: int) -> list[Value]:
         self.requests_sent += 1
         form = {"query": join(texts), "time": f"{time_ns / NS_PER_SECOND:.3f}"}
         try:
             answer = self._client.post("/api/v1/query", data=form)
         except httpx.HTTPError as error:
-            return [_Value(wrong="absent", detail=f"{type(error).__name__}: {error}")] * len(texts)
+            return [Value(wrong="absent", detail=f"{type(error).__name__}: {error}")] * len(texts)
         clock = self._clock_problem(answer, now_unix_nano)
         if clock is not None:
             return [clock] * len(texts)
-        document = _document(answer)
+        document = read_document(answer)
         if document.get("status") != "success":
-            return _failed(document, answer, len(texts))
+            return read_failure(document, answer, len(texts))
         warnings = [str(warning) for warning in document.get("warnings") or ()]
         for warning in set(warnings) - self._warned:
             self._warned.add(warning)
             log.warning("prometheus: %s", warning)
-        return _values(document.get("data"), len(texts), time_ns, degraded=bool(warnings))
+        return read_values(document.get("data"), len(texts), time_ns, degraded=bool(warnings))
 
-    def _clock_problem(self, answer: httpx.Response, now_unix_nano: int) -> _Value | None:
+    def _clock_problem(self, answer: httpx.Response, now_unix_nano: int) -> Value | None:
         """A server whose clock is wrong has its samples at wrong times: its windows are not ours."""
         try:
             said = parsedate_to_datetime(answer.headers["Date"]).replace(tzinfo=UTC).timestamp()
@@ -314,17 +304,9 @@ class PrometheusSource:
         if abs(ahead) <= self._config.clock_tolerance_seconds:
             return None
         where = "ahead of" if ahead > 0 else "behind"
-        return _Value(
+        return Value(
             wrong="future" if ahead > 0 else "stale", detail=f"the server's clock is {abs(ahead):.0f} s {where} ours"
         )
-
-
-class _RefusedError(Exception):
-    """The server says that the query itself is wrong: for good (it cannot be read), or this time (too much work)."""
-
-    def __init__(self, message: str, *, for_good: bool) -> None:
-        self.for_good = for_good
-        super().__init__(message)
 
 
 def _tls(config: PrometheusConfig) -> ssl.SSLContext | bool:
@@ -351,70 +333,6 @@ def _groups(asked: Sequence[_Asked]) -> list[tuple[int, list[_Asked]]]:
     return groups
 
 
-def _document(answer: httpx.Response) -> Mapping[str, Any]:
-    try:
-        document = answer.json()
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _failed(document: Mapping[str, Any], answer: httpx.Response, n: int) -> list[_Value]:
-    message = str(document.get("error") or "no Prometheus answer")[:300]
-    if answer.status_code in {400, 422} and document.get("errorType") in {"bad_data", "execution"}:
-        raise _RefusedError(message, for_good=document.get("errorType") == "bad_data")
-    return [_Value(wrong="absent", detail=f"HTTP {answer.status_code}: {message}")] * n
-
-
-def _values(data: Any, n: int, time_ns: int, *, degraded: bool) -> list[_Value]:
-    """Return one value an expression: exactly one series, at the time asked for."""
-    kind = data.get("resultType") if isinstance(data, dict) else None
-    series = data.get("result") if isinstance(data, dict) else None
-    if kind != "vector" or not isinstance(series, list):
-        return [_Value(wrong="invalid", detail=f"the query returns a {kind}, not a vector")] * n
-    found: list[list[Any]] = [[] for _ in range(n)]
-    for entry in series:
-        number = 0 if n == 1 else _number(entry, n)
-        if number is not None:
-            found[number].append(entry)
-    return [_one(entries, time_ns, degraded=degraded) for entries in found]
-
-
-def _number(entry: Any, n: int) -> int | None:
-    try:
-        number = int(entry["metric"][NUMBER_LABEL])
-    except (KeyError, TypeError, ValueError):
-        return None
-    return number if 0 <= number < n else None
-
-
-def _one(entries: list[Any], time_ns: int, *, degraded: bool) -> _Value:
-    if not entries:
-        return _Value(degraded=degraded)
-    if len(entries) > 1:
-        labels = sorted({str(key) for entry in entries for key in entry.get("metric", {})} - {NUMBER_LABEL})
-        detail = f"{len(entries)} series instead of one, told apart by {', '.join(labels)}: aggregate"
-        return _Value(wrong="invalid", detail=detail)
-    try:
-        at, number = (float(text) for text in entries[0]["value"])
-    except (KeyError, TypeError, ValueError):
-        return _Value(wrong="invalid", detail="not a sample of a number")
-    return _checked(at, number, time_ns, degraded=degraded)
-
-
-def _checked(at: float, number: float, time_ns: int, *, degraded: bool) -> _Value:
-    off = at - time_ns / NS_PER_SECOND
-    if abs(off) > 1.0 and time_ns:
-        return _Value(
-            wrong="future" if off > 0 else "stale", detail=f"a sample {abs(off):.0f} s from the time asked for"
-        )
-    if math.isnan(number):
-        return _Value(wrong="nan", detail="the server answered NaN")
-    if math.isinf(number):
-        return _Value(wrong="invalid", detail="the server answered Inf")
-    return _Value(number, degraded=degraded)
-
-
 def _length_ns(request: CountRequest) -> int:
     return request.window.end_unix_nano - request.window.start_unix_nano
 
@@ -439,14 +357,14 @@ def _events(asked: Sequence[_Asked], part: str, window_ns: int) -> float:
     return events_factor(item.expression.text, window_ns)
 
 
-def _raw(sli: PrometheusSLI, value: _Value, *, degraded: bool) -> EventCounts:
+def _raw(sli: PrometheusSLI, value: Value, *, degraded: bool) -> EventCounts:
     if value.number is None:
         return EventCounts(0.0, 0.0, no_data="absent", detail="the query returned nothing", degraded=degraded)
     good = 1.0 - value.number if sli.raw_failure else value.number
     return EventCounts(good, 1.0, degraded=degraded, ratio_only=True)
 
 
-def _ratio(values: Mapping[Any, _Value], factor: Callable[[str], float], *, degraded: bool) -> EventCounts:
+def _ratio(values: Mapping[Any, Value], factor: Callable[[str], float], *, degraded: bool) -> EventCounts:
     """A part that does not exist yet is 0 while the total exists: a service that never failed has no error series."""
     total = values["total"].number
     if total is None:
