@@ -71,6 +71,7 @@ static void decode_kernel(decoder *d, const uint8_t *r, pasta_row *row) {
   row->correlation = u32(r + 92);
   row->node = u64(r + 144);
   row->graph = u32(r + 156);
+  d->ring->counts.graphs += row->graph != 0;
   uint64_t pointer = u64(r + 104);
   row->name = d->names ? recorded_name(d->names, pointer)
                        : pasta_intern_live(&d->ring->names, (const char *)(uintptr_t)pointer);
@@ -103,7 +104,18 @@ static void decode_peer_copy(const uint8_t *r, pasta_row *row) {
   row->detail = r[4];
 }
 
-static void decode_call(const uint8_t *r, pasta_row *row) {
+/* Launch, instantiation, upload and capture of graphs (cupti_runtime_cbid.h, cupti_driver_cbid.h). */
+static int speaks_of_graph(uint32_t kind, uint32_t callback_id) {
+  static const uint16_t runtime[] = {310, 311, 312, 315, 316, 348, 349, 418, 436, 437, 443, 452, 453}, driver[] = {495, 496, 513, 514, 515, 539, 540, 578, 580, 581, 643, 656, 657, 720, 721};
+  const uint16_t *ids = kind == PASTA_RUNTIME ? runtime : driver;
+  size_t count = kind == PASTA_RUNTIME ? sizeof runtime / sizeof *runtime : sizeof driver / sizeof *driver;
+  for (size_t i = 0; i < count; i++)
+    if (ids[i] == callback_id) return 1;
+  return 0;
+}
+
+static void decode_call(decoder *d, uint32_t kind, const uint8_t *r, pasta_row *row) {
+  d->ring->counts.graphs += speaks_of_graph(kind, u32(r + 4));
   row->detail = (uint16_t)u32(r + 4);
   row->start = u64(r + 8);
   row->end = u64(r + 16);
@@ -154,7 +166,7 @@ static void decode_record(decoder *d, const uint8_t *r, uint32_t kind, uint16_t 
       break;
     case PASTA_RUNTIME:
     case PASTA_DRIVER:
-      decode_call(r, row);
+      decode_call(d, kind, r, row);
       break;
     case PASTA_SYNCHRONIZATION:
       decode_sync(r, row);

@@ -54,6 +54,7 @@ static struct {
   int (*graph_node_id)(void *, uint64_t *);
   int (*callback_name)(uint32_t, uint32_t, const char **);
   int (*result_string)(int, const char **);
+  int (*register_timestamp)(uint64_t (*)(void));
   int (*finalize)(void);
 } cupti;
 
@@ -98,6 +99,7 @@ static int bind_all(char *message, size_t size) {
   BIND(graph_node_id, "cuptiGetGraphNodeId");
   BIND(callback_name, "cuptiGetCallbackName");
   BIND(result_string, "cuptiGetResultString");
+  BIND(register_timestamp, "cuptiActivityRegisterTimestampCallback");
   BIND(finalize, "cuptiFinalize");
   if (cupti.get_version && cupti.register_callbacks && cupti.enable && cupti.disable && cupti.flush_all && cupti.push &&
       cupti.pop && cupti.timestamp && cupti.dropped && cupti.next_record && cupti.subscribe && cupti.unsubscribe)
@@ -239,7 +241,18 @@ void pasta_live_forget_buffers(void) {
   pthread_mutex_unlock(&pool.lock);
 }
 
-int pasta_live_register(void) { return cupti.register_callbacks(on_requested, on_completed); }
+/* CUPTI's own clock on Linux. It is registered because Kineto leaves its clock behind: time stamp counter ticks, which
+   would make every duration of ours wrong by the counter's rate. Kineto registers its own again when it starts. */
+static uint64_t wall_clock(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+int pasta_live_register(void) {
+  int code = cupti.register_timestamp ? cupti.register_timestamp(wall_clock) : CUPTI_OK;
+  return code == CUPTI_OK ? cupti.register_callbacks(on_requested, on_completed) : code;
+}
 
 int pasta_live_enable(uint32_t kind, int on) { return on ? cupti.enable(kind) : cupti.disable(kind); }
 

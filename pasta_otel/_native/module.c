@@ -227,9 +227,9 @@ static PyObject *ring_counts(PyObject *self, PyObject *unused) {
   unsigned long names = ring->names.count - 1, lost = ring->names.overflow;
   unsigned long blocks = ring->allocated;
   pthread_mutex_unlock(&ring->lock);
-  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:k,s:k,s:k}", "records", c.records, "ring_full", c.ring_full,
+  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:k,s:k,s:k}", "records", c.records, "ring_full", c.ring_full,
                        "undecodable_bytes", c.undecodable, "incomplete", c.incomplete, "buffers", c.buffers, "decode_ns",
-                       c.decode_ns, "names", names, "names_lost", lost, "blocks", blocks);
+                       c.decode_ns, "graphs", c.graphs, "names", names, "names_lost", lost, "blocks", blocks);
 }
 
 static PyMethodDef ring_methods[] = {

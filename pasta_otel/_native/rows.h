@@ -49,6 +49,7 @@ typedef struct {
   uint64_t incomplete;  /* records without timestamps */
   uint64_t buffers;     /* buffers decoded */
   uint64_t decode_ns;   /* CPU-clock time spent in decoding */
+  uint64_t graphs;      /* records that speak of a CUDA graph: nodes, launches, instantiations, captures */
 } pasta_counts;
 
 typedef struct {

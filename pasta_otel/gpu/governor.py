@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-LAUNCH_NS = 3_000
+LAUNCH_NS = 5_000
 """Cost of a recorded launch until it is calibrated: the most that a T2 window cost on an H200 (docs/overhead.md)."""
 NODE_NS = 500
 """Cost of a recorded node of a CUDA graph: 12 % of a replay of 0.75 ms with about 175 nodes (docs/overhead.md)."""
@@ -20,7 +20,10 @@ SWITCH_NS = 12_000_000
 HEADROOM = 0.5
 """Share of the budget that direct cost may use: the rest is for what cannot be booked (caches, locks, threads)."""
 MIN_WINDOW_NS = 20_000_000
-MAX_WINDOW_NS = 500_000_000
+MAX_WINDOW_NS = 1_000_000_000
+MIN_PERIOD_NS = 30_000_000_000
+"""Windows are rarer and longer rather than frequent and short: attaching costs the same for each, and leaves 73 KB behind
+in CUPTI (13.0, on an H200: evenly over 700 windows), which makes 200 MB a day."""
 MAX_WAIT_NS = 60_000_000_000
 """A window opens at least once a minute while there is any budget, so that metrics do not go silent."""
 BUSY_UTILIZATION = 0.8
@@ -95,7 +98,8 @@ class Governor:
         headroom: Share of the budget that direct cost may use.
         utilization: GPU utilisation 0..1, or None when unknown.
         random_unit: Uniform in [0, 1), for the jitter.
-        window_ns: A fixed window length instead of the balanced one.
+        window_ns: A fixed window length instead of the one that fits the period.
+        min_period_ns: Shortest time from one window to the next.
     """
 
     def __init__(  # noqa: PLR0913 - each is a part of the world or a policy of its own
@@ -108,10 +112,12 @@ class Governor:
         utilization: Callable[[], float | None] = lambda: None,
         random_unit: Callable[[], float] = random.random,
         window_ns: int | None = None,
+        min_period_ns: int = MIN_PERIOD_NS,
     ) -> None:
         self.budget, self.calibration = budget, Calibration()
         self._clock, self._launch_ns, self._headroom = clock_ns, launch_ns, headroom
-        self._utilization, self._random, self._fixed = utilization, random_unit, window_ns
+        self._utilization, self._random = utilization, random_unit
+        self._fixed, self._min_period = window_ns, min_period_ns
         self._start = self._last_end = clock_ns()
         self._spent_ns = 0.0
         self._recorded_ns = 0
@@ -122,11 +128,11 @@ class Governor:
     # -- decisions -----------------------------------------------------------------------------------------------------
 
     def window_ns(self) -> int:
-        """Return how long the next window should record: until recording has cost as much as switching does."""
+        """Return how long the next window should record: what a period pays for, and no less than switching costs."""
         if self._fixed is not None:
             return self._fixed
-        balanced = self._switch_ns / max(self._rate, 1e-6)
-        return int(min(max(balanced, MIN_WINDOW_NS), MAX_WINDOW_NS))
+        payable = max(self._share() * self._min_period - self._switch_ns, self._switch_ns)
+        return int(min(max(payable / max(self._rate, 1e-6), MIN_WINDOW_NS), MAX_WINDOW_NS))
 
     def wait_ns(self) -> int:
         """Return how long to wait until the next window may open; 0 = now."""
@@ -136,7 +142,8 @@ class Governor:
         ahead = self._expected_cost() * self._jitter
         due = self._start + (self._spent_ns + ahead) / share
         latest = self._last_end + MAX_WAIT_NS if self._affordable() else due
-        return max(0, int(min(due, latest) - self._clock()))
+        earliest = self._last_end + self._min_period * self._jitter if self._recorded_ns else 0
+        return max(0, int(max(min(due, latest), earliest) - self._clock()))
 
     def book(self, cost: WindowCost, *, charged: bool = True) -> float:
         """Book a window; return its weight: how many times its work counts, from the last window's end to its own.

@@ -199,6 +199,23 @@ assert calls > 30 and (rows["kind"] == Kind.CONCURRENT_KERNEL).sum() >= calls - 
     )
 
 
+@pytest.mark.parametrize("how", ["fake.fake_next_call(311); launch()", "capture.graphs_in_use = True"])
+def test_a_process_that_uses_cuda_graphs_is_never_detached_from(fake_cupti, how):
+    run_with(
+        fake_cupti,
+        DETACHING
+        + f"""
+import threading
+{how.split(";")[0] if "graphs_in_use" in how else ""}
+capture.open(); {how if "fake" in how else "launch()"}; capture.close()
+assert capture.graphs_in_use and capture.attached
+timer = threading.Timer(0.01, launch); timer.start()
+assert not capture.detach() and fake.fake_finalized() == 0
+assert capture.open() and capture.stats()["graphs"] == {int("fake" in how)}
+""",
+    )
+
+
 def test_without_a_cuda_call_it_stays_attached_and_tries_again_later(fake_cupti):
     run_with(
         fake_cupti,
@@ -392,7 +409,7 @@ class Sink:
 reader = InMemoryMetricReader()
 provider = MeterProvider([reader])
 regions = Regions(_cupti, time.time_ns)
-governor = Governor(1.0, time.monotonic_ns, window_ns=20_000_000, headroom=1.0)
+governor = Governor(1.0, time.monotonic_ns, window_ns=20_000_000, headroom=1.0, min_period_ns=0)
 service = GpuCapture(capture, regions, governor, device_id=lambda d: f"GPU-{d}", sink=Sink())
 service.register(provider.get_meter("test"))
 service.start()

@@ -1,11 +1,10 @@
 import types
 
 import pytest
+import torch
 from opentelemetry import context as context_api
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
-
-torch = pytest.importorskip("torch")
 
 from pasta_otel.gpu.cupti.graphs import GraphRecorder
 from pasta_otel.gpu.cupti.torch_watch import TorchWatch
@@ -14,7 +13,7 @@ from pasta_otel.gpu.mapping import Region, Regions
 
 class Capture:
     def __init__(self, is_open=True):
-        self.is_open, self.log = is_open, []
+        self.is_open, self.log, self.graphs_in_use = is_open, [], False
 
     def hold(self, who):
         self.log.append(("hold", who))
@@ -239,7 +238,8 @@ def test_a_replay_inside_a_span_is_a_region_with_the_nodes_of_its_capture(graphs
         "torch.autograd.profiler": types.SimpleNamespace(_enable_profiler=lambda config, activities: None),
         "torch.cuda.graphs": types.SimpleNamespace(CUDAGraph=Watched),
     }
-    watch = TorchWatch(Capture(), regions, recorder, modules)
+    watched_capture = Capture()
+    watch = TorchWatch(watched_capture, regions, recorder, modules)
     watch.install()
     graph = Watched()
     graph.capture_begin()
@@ -249,6 +249,7 @@ def test_a_replay_inside_a_span_is_a_region_with_the_nodes_of_its_capture(graphs
     (entered, external_id), left = stack.log
     assert (entered, left) == ("enter", ("leave", external_id))
     assert regions.find(external_id) == Region(0xABC, 0x123, None, {0: "/2", 1: "/2"})
+    assert watched_capture.graphs_in_use
     watch.uninstall()
     graph.replay()
     assert len(stack.log) == 2

@@ -53,7 +53,7 @@ def run(
 )
 def test_the_cost_stays_within_the_budget_whatever_the_program_does(budget, launches_per_s, switch_ms, seed):
     clock, rng = Clock(), random.Random(seed)
-    governor = Governor(budget, clock, random_unit=rng.random)
+    governor = Governor(budget, clock, launch_ns=3_000, random_unit=rng.random)
     cost, _ = run(governor, clock, 300, launches_per_s=launches_per_s, launch_ns=3_000, switch_ns=switch_ms * 1_000_000)
     # within 300 s the ledger may be one expected window ahead of what its guess for the first windows allowed
     assert cost <= budget
@@ -62,7 +62,9 @@ def test_the_cost_stays_within_the_budget_whatever_the_program_does(budget, laun
 
 def test_scaled_totals_are_right_at_duty_5_percent_for_a_minute():
     clock = Clock()
-    governor = Governor(0.05, clock, random_unit=random.Random(1).random, window_ns=100_000_000)
+    governor = Governor(
+        0.05, clock, launch_ns=3_000, random_unit=random.Random(1).random, window_ns=100_000_000, min_period_ns=SECOND
+    )
     _, scaled = run(governor, clock, 60, launches_per_s=20_000, launch_ns=3_000)
     assert 0.02 < governor.duty < 0.2
     assert scaled == pytest.approx(60 * 20_000, rel=0.05)
@@ -82,24 +84,41 @@ def test_scaled_totals_are_right_when_every_window_is_a_twentieth_of_its_interva
     assert scaled == pytest.approx((clock.ns - (end - 60 * SECOND)) / SECOND * 19_600, rel=0.05)
 
 
-def test_a_window_lasts_until_recording_costs_as_much_as_switching():
+def window_after(governor, clock, cost, times):
+    for _ in range(times):
+        clock.ns += 30 * SECOND
+        governor.book(WindowCost(clock.ns, *cost))
+    return governor.window_ns()
+
+
+def test_a_window_lasts_as_long_as_its_period_pays_for():
     clock = Clock()
-    governor = Governor(0.01, clock)
-    for _ in range(30):
-        clock.ns += 5 * SECOND
-        governor.book(WindowCost(clock.ns, 100_000_000, 10_000, 12_000_000, 0))  # 30 ms for 100 ms: a rate of 0.3
-    assert governor.window_ns() == pytest.approx(12_000_000 / 0.3, rel=0.05)
-    for _ in range(60):
-        governor.book(WindowCost(clock.ns, 100_000_000, 0, 12_000_000, 0))
-    assert governor.window_ns() == MAX_WINDOW_NS
-    for _ in range(60):
-        governor.book(WindowCost(clock.ns, 100_000_000, 200_000, 100_000, 0))
-    assert governor.window_ns() == MIN_WINDOW_NS
+    governor = Governor(0.01, clock, launch_ns=3_000)  # 0.5 % of 30 s pay for 150 ms, of which switching takes 12
+    rate_of_30_percent = (100_000_000, 10_000, 12_000_000, 0)
+    assert window_after(governor, clock, rate_of_30_percent, 30) == pytest.approx(138_000_000 / 0.3, rel=0.05)
+    assert window_after(governor, clock, (100_000_000, 0, 12_000_000, 0), 60) == MAX_WINDOW_NS
+    assert window_after(governor, clock, (1_000_000, 1_000_000, 100_000, 0), 60) == MIN_WINDOW_NS
+
+
+def test_where_switching_eats_the_period_a_window_still_records_for_as_much_again():
+    clock = Clock()
+    governor = Governor(0.0005, clock, launch_ns=3_000)  # pays for 7.5 ms in 30 s
+    length = window_after(governor, clock, (100_000_000, 10_000, 12_000_000, 0), 30)
+    assert length == pytest.approx(12_000_000 / 0.3, rel=0.05)
+    assert governor.wait_ns() > 40 * SECOND  # 24 ms at 0.025 % take longer than a period
+
+
+def test_windows_are_at_least_a_period_apart():
+    clock = Clock()
+    governor = Governor(1.0, clock, random_unit=lambda: 0.5)
+    assert governor.wait_ns() < SECOND
+    governor.book(WindowCost(clock.ns, 1_000_000, 0, 0, 0))
+    assert governor.wait_ns() == 30 * SECOND
 
 
 def test_a_busy_gpu_halves_the_share():
     clock, busy = Clock(), [0.5]
-    governor = Governor(0.01, clock, utilization=lambda: busy[0], random_unit=lambda: 0.5)
+    governor = Governor(0.01, clock, utilization=lambda: busy[0], random_unit=lambda: 0.5, window_ns=50_000_000)
     calm = governor.wait_ns()
     busy[0] = 0.95
     assert governor.wait_ns() == pytest.approx(2 * calm, rel=1e-6)
@@ -131,7 +150,8 @@ def test_calibration_finds_a_slowdown_and_its_error():
 def test_a_slowdown_that_is_surely_larger_than_computed_makes_windows_rarer():
     def cost_with(slowdown):
         clock = Clock()
-        governor = Governor(0.01, clock, random_unit=random.Random(0).random)
+        rng = random.Random(0)
+        governor = Governor(0.01, clock, launch_ns=3_000, random_unit=rng.random, min_period_ns=SECOND)
         for _ in range(200):
             governor.calibration.observe("decode", 1_000_000, inside=False)
             governor.calibration.observe("decode", int(1_000_000 * (1 + slowdown)), inside=True)

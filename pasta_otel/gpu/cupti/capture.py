@@ -2,7 +2,8 @@
 
 CUPTI that is attached costs every launch even while nothing is recorded: on an H200 (CUDA 13.0) 0.7 us once GPU kernels
 were recorded and 1.8 us once API calls were, beside 5.5 us for a launch (docs/overhead.md). So a window attaches, and
-detaches at its end.
+detaches at its end. It does not in a process that uses CUDA graphs: a graph that CUPTI has prepared for tracing fails once
+CUPTI has gone (seen with CUDA 13.0; Kineto turns its teardown off for the same reason). Such programs launch little.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Any, Literal, Protocol
 from pasta_otel._native import _cupti
 from pasta_otel.gpu.cupti.rows import (
     DRIVER_COPIES,
+    DRIVER_GRAPHS,
     DRIVER_LAUNCHES,
     RUNTIME_COPIES,
+    RUNTIME_GRAPHS,
     RUNTIME_LAUNCHES,
     Kind,
     Rows,
@@ -38,8 +41,8 @@ SETTLE_MS = 100
 DETACH_MS = 100
 """Longest wait for a CUDA call of the program to detach in; without one nothing is being slowed down either."""
 
-_RUNTIME_WORK = (*RUNTIME_LAUNCHES, *RUNTIME_COPIES)
-_DRIVER_WORK = (*DRIVER_LAUNCHES, *DRIVER_COPIES)
+_RUNTIME_WORK = tuple(dict.fromkeys((*RUNTIME_LAUNCHES, *RUNTIME_COPIES, *RUNTIME_GRAPHS)))
+_DRIVER_WORK = tuple(dict.fromkeys((*DRIVER_LAUNCHES, *DRIVER_COPIES, *DRIVER_GRAPHS)))
 
 Calls = Literal["none", "launches", "all"]
 
@@ -99,6 +102,13 @@ class Capture:
         max_buffers: Most buffers that CUPTI may hold; beyond it drops, which is counted.
         detach: Detach CUPTI from the process between windows.
         native: The extension, with a library loaded (``library.load``).
+
+    Attributes:
+        graphs_in_use: The process uses CUDA graphs; whoever knows it earlier than the records say it may set it.
+        windows: Windows opened.
+        stood_back: Times that another client kept us back or made us close.
+        switch_ns: Time spent in opening, closing, attaching and detaching.
+        last_switch_ns: The same for the last window.
     """
 
     def __init__(
@@ -120,6 +130,7 @@ class Capture:
         self._foreign: str | None = None
         self._tolerated: str | None = None
         self._names: list[str] = []
+        self.graphs_in_use = False
         self.windows = self.stood_back = self.switch_ns = self.last_switch_ns = 0
         native.attach(self.ring, buffer_bytes, max_buffers)
 
@@ -170,11 +181,11 @@ class Capture:
         with self._lock:
             if self._open is not None:
                 return True
+            began = time.perf_counter_ns()  # the first call of CUPTI's, even a question, attaches it to the process
             if self._holders or (found := self._somebody_else()):
                 self._note(None if self._holders else found)
                 return False
             self._foreign = None
-            began = time.perf_counter_ns()
             if not self._attached:
                 self._native.forget_buffers()
                 self._native.register()
@@ -269,13 +280,20 @@ class Capture:
         return waited
 
     def _try_detach(self) -> bool:
-        if not self._detach or self._tolerated:
+        if not self._detach or self._tolerated or self._graphs():
             return False
         if self._native.detach(DETACH_MS) != 0:
             return False
         self._attached = False
         self._muted.clear()
         return True
+
+    def _graphs(self) -> bool:
+        """Return whether the process uses CUDA graphs, as far as we were told or have seen."""
+        if not self.graphs_in_use and self.ring.counts()["graphs"]:
+            self.graphs_in_use = True
+            _log.info("CUDA graphs are in use: CUPTI stays attached between windows")
+        return self.graphs_in_use
 
     def _leave(self) -> None:
         """Detach for another client; where that cannot be done now, at least leave nothing enabled."""

@@ -6,6 +6,7 @@ the few functions that are replaced are put back by ``uninstall``.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -56,6 +57,7 @@ class TorchWatch:
         self._watch_backward(self._modules.get("torch.autograd"))
         graph_class = getattr(self._modules.get("torch.cuda.graphs"), "CUDAGraph", None)
         if graph_class is not None and hasattr(graph_class, "replay"):
+            self._capture.graphs_in_use |= any(type(item) is graph_class for item in gc.get_objects())
             self._watch_graphs(graph_class)
         return True
 
@@ -179,7 +181,16 @@ class TorchWatch:
 
             return replayed
 
+        def begin(original: Callable[..., Any]) -> Callable[..., Any]:
+            noted = original if graphs is None else graphs.wrap_begin(original)
+
+            def capture_begin(graph: Any, *arguments: Any, **options: Any) -> Any:
+                self._capture.graphs_in_use = True  # before the graph is: CUPTI must not be detached from now on
+                return noted(graph, *arguments, **options)
+
+            return capture_begin
+
         self._replace(graph_class, "replay", replay)
+        self._replace(graph_class, "capture_begin", begin)
         if graphs is not None:
-            self._replace(graph_class, "capture_begin", graphs.wrap_begin)
             self._replace(graph_class, "capture_end", graphs.wrap_end)
