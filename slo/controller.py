@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from pasta_otel.clock import Clock, SystemClock
 from pasta_otel.model import CountRequest, EventCounts, SpanRef, TimeWindow, Verdict
 from pasta_otel.slo.budget import Measured, exhausted_in_ns, remaining
 from pasta_otel.slo.evaluation import Evaluation, SLOState, Transition
-from pasta_otel.slo.investigate import Investigator
+from pasta_otel.slo.investigate import Burning, Investigator
 from pasta_otel.slo.leader import Leader
 from pasta_otel.slo.maintenance import Maintenance
 from pasta_otel.slo.meters import evaluated, meter_of
@@ -82,9 +83,10 @@ class SLOController:
         self, slos: Sequence[SLO], windows: BurnRateWindows, parts: Parts, *, grace_ns: int = DEFAULT_GRACE_NS
     ) -> None:
         self._windows, self._parts, self._grace_ns = windows, parts, grace_ns
-        watched = [(slo, meter_of(components, parts.maintenance)) for slo, components in evaluated(slos)]
+        watched = evaluated(slos)
         self._slos = tuple(slo for slo, _ in watched)
-        self._meters = tuple(meter for _, meter in watched)
+        self._components = {slo.name: components for slo, components in watched}
+        self._meters = tuple(meter_of(components, parts.maintenance) for _, components in watched)
         self._state = parts.state or NoState()
         self._clock = parts.clock or SystemClock()
         self._memories = self._recall()
@@ -205,10 +207,10 @@ class SLOController:
         for slo, state, outcome in zip(self._slos, states, outcomes, strict=True):
             since = state.burn_since_unix_nano
             if state.verdict == "burning" and since is not None and self._leads and not state.silenced:
-                row = self._active_row(outcome)
+                burning = Burning(slo, self._components[slo.name], self._active_row(outcome), since)
                 self._survive(
                     "attributor",
-                    lambda slo=slo, row=row, since=since: investigator.look(slo, row, since, end, now),  # type: ignore[misc]
+                    partial(investigator.look, burning, end, now),
                     None,
                 )
         return [replace(state, attribution=investigator.best(state.name)) for state in states]

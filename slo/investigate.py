@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from pasta_otel.model import Attribution, CountRequest
+from pasta_otel.model import Attribution, CountRequest, TimeWindow
+from pasta_otel.slo.budget import burn_rate
 from pasta_otel.slo.onset import locate, slices
 from pasta_otel.slo.ports import Attributor, SLISource
 from pasta_otel.slo.spec.model import SLO
 from pasta_otel.slo.windows import BurnRateWindow
 
 MAX_PER_TICK = 4  # an incident that burns many SLOs at once must not stop the clock
+
+
+class Burning(NamedTuple):
+    """A burn to explain.
+
+    Attributes:
+        slo: The SLO.
+        parts: Itself, or the parts of a composite one: the part that burns most is looked at.
+        row: A window pair that burns.
+        since_unix_nano: When the burn began.
+    """
+
+    slo: SLO
+    parts: Sequence[SLO]
+    row: BurnRateWindow
+    since_unix_nano: int
 
 
 @dataclass(slots=True)
@@ -44,8 +63,9 @@ class Investigator:
         case = self._cases.get(name)
         return case.best if case else None
 
-    def look(self, slo: SLO, row: BurnRateWindow, burn_since: int, end_unix_nano: int, now_unix_nano: int) -> None:
+    def look(self, burning: Burning, end_unix_nano: int, now_unix_nano: int) -> None:
         """Attribute a burn if it is due; an exception passes through, and the next try is due later."""
+        slo, row, burn_since = burning.slo, burning.row, burning.since_unix_nano
         case = self._cases.get(slo.name)
         if case is None or case.burn_since_unix_nano != burn_since:
             case = self._cases[slo.name] = _Case(burn_since, now_unix_nano)
@@ -54,10 +74,22 @@ class Investigator:
             return
         self._asked += 1
         case.next_unix_nano = now_unix_nano + max(1, row.short_ns // 5)
-        parts = slices(end_unix_nano, row.long_ns, row.short_ns)
-        counts = self._source.counts([CountRequest(slo.sli, part) for part in parts], now_unix_nano)
-        burn = locate(parts, counts)
-        case.best = _better(case.best, self._attributor.attribute(slo.sli, burn.baseline, burn.window))
+        sli = self._worst(burning.parts, TimeWindow(end_unix_nano - row.long_ns, end_unix_nano), now_unix_nano).sli
+        recent = slices(end_unix_nano, row.long_ns, row.short_ns)
+        counts = self._source.counts([CountRequest(sli, part) for part in recent], now_unix_nano)
+        burn = locate(recent, counts)
+        case.best = _better(case.best, self._attributor.attribute(sli, burn.baseline, burn.window))
+
+    def _worst(self, parts: Sequence[SLO], window: TimeWindow, now_unix_nano: int) -> SLO:
+        """Return the part whose weighted burn over a window is the greatest."""
+        if len(parts) == 1:
+            return parts[0]
+        counts = self._source.counts([CountRequest(part.sli, window) for part in parts], now_unix_nano)
+        burns = [
+            (burn_rate(count, part.objective) or 0.0) * float(part.weight)
+            for part, count in zip(parts, counts, strict=True)
+        ]
+        return parts[burns.index(max(burns))]
 
 
 def _better(old: Attribution | None, new: Attribution) -> Attribution:

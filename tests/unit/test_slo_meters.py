@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_otel.errors import InputError
-from pasta_otel.model import EventCounts, SpanSLI, TimeWindow
+from pasta_otel.model import Attribution, EventCounts, SpanSLI, TimeWindow
 from pasta_otel.slo.budget import Measured, measure
 from pasta_otel.slo.controller import Parts, SLOController
 from pasta_otel.slo.meters import BACKFILL_SLICES, SliceMeter, add_up, evaluated, meter_of, union_of_ratios
@@ -132,6 +132,36 @@ def test_a_composite_is_evaluated_under_its_own_name(tmp_path):
     state = SLOController(slos, load_windows("demo"), Parts(source), grace_ns=0).tick(T0 + 10 * MINUTE).states[0]
     assert state.name == "both"
     assert state.budget_remaining == pytest.approx(1 - (0.05 / 0.1) * (1 + 3))
+
+
+class ByService:
+    """Service a is healthy; of b every second event is bad in the last minute."""
+
+    def counts(self, requests, now_unix_nano):
+        del now_unix_nano
+        return [self._one(r.sli.service, r.window) for r in requests]
+
+    def _one(self, service, window):
+        total = (window.end_unix_nano - window.start_unix_nano) // 10**9
+        late = max(0, window.end_unix_nano - max(window.start_unix_nano, T0 + 9 * MINUTE)) // 10**9
+        return EventCounts(float(total - (late // 2 if service == "b" else 0)), float(total))
+
+
+def test_the_part_of_a_composite_that_burns_is_the_one_explained(tmp_path):
+    file = tmp_path / "slo.yaml"
+    file.write_text(COMPOSITE)
+
+    class Ask:
+        asked = ()
+
+        def attribute(self, sli, baseline, window):
+            self.asked = (*self.asked, sli.service)
+            return Attribution((), baseline, window)
+
+    ask = Ask()
+    controller = SLOController(check([file]).slos, load_windows("demo"), Parts(ByService(), attributor=ask), grace_ns=0)
+    assert controller.tick(T0 + 10 * MINUTE).states[0].verdict == "burning"
+    assert ask.asked == ("b",)
 
 
 def test_two_weeks_of_minutes_at_95_percent_allow_1008_bad_ones():
