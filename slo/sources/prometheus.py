@@ -22,10 +22,17 @@ import httpx
 from pasta_otel.errors import InputError
 from pasta_otel.model import CountRequest, EventCounts, NoDataReason
 from pasta_otel.slo.sources.buckets import bounds_query, read_bounds, resolve
-from pasta_otel.slo.sources.prometheus_answers import RefusedError, Value, read_document, read_failure, read_values
+from pasta_otel.slo.sources.prometheus_answers import (
+    Answer,
+    RefusedError,
+    Value,
+    read_answer,
+    read_document,
+    read_failure,
+)
+from pasta_otel.slo.sources.prometheus_questions import NS_PER_MS, Asked, Run, groups, length_ns, split_runs
 from pasta_otel.slo.sources.promql import (
     COVERAGE_STEPS,
-    Expression,
     coverage_expression,
     events_factor,
     expressions,
@@ -78,16 +85,6 @@ class PrometheusConfig:
             raise InputError("expected a URL with http:// or https://", field="prometheus.url")
 
 
-@dataclass(slots=True)
-class _Asked:
-    """One expression of one request at one time."""
-
-    request: int
-    expression: Expression
-    time_ns: int
-    value: Value = field(default_factory=lambda: Value(wrong="absent", detail="no time left in this tick"))
-
-
 class _Resolved(NamedTuple):
     """What became of an indicator by a histogram's buckets, and until when that is believed."""
 
@@ -135,18 +132,21 @@ class PrometheusSource:
         self._lookups = 0
         given, requests = requests, [self._with_bucket(request, now_unix_nano) for request in requests]
         asked = [
-            _Asked(number, expression, request.window.end_unix_nano)
+            Asked(number, expression, request.window.end_unix_nano)
             for number, request in enumerate(requests)
             if isinstance(request.sli, PrometheusSLI) and request.sli.bucket is None
-            for expression in expressions(request.sli, _length_ns(request))
+            for expression in expressions(request.sli, length_ns(request))
         ]
         coverage = self._ask_coverage(requests)
         asked += coverage
-        batches = list(self._batches(asked))
+        runs, single = split_runs(asked, requests)
         with ThreadPoolExecutor(PARALLEL) as pool:
-            list(pool.map(lambda batch: self._ask(batch, now_unix_nano, deadline), batches))
+            tasks = [pool.submit(self._ask_run, run, now_unix_nano, deadline) for run in runs]
+            tasks += [pool.submit(self._ask, batch, now_unix_nano, deadline) for batch in self._batches(single)]
+            for task in tasks:
+                task.result()
         self._learn_coverage(coverage, requests)
-        by_request: dict[int, list[_Asked]] = {}
+        by_request: dict[int, list[Asked]] = {}
         for item in asked:
             by_request.setdefault(item.request, []).append(item)
         return [
@@ -196,7 +196,7 @@ class PrometheusSource:
             return _Resolved(None, soon, "invalid", said)
         return _Resolved(found, time.monotonic() + COVERAGE_SECONDS, None, said)
 
-    def _ask_coverage(self, requests: Sequence[CountRequest]) -> list[_Asked]:
+    def _ask_coverage(self, requests: Sequence[CountRequest]) -> list[Asked]:
         """Return one question for every indicator whose covered time is not known, or no longer: its longest window."""
         now = time.monotonic()
         longest: dict[PrometheusSLI, int] = {}
@@ -204,37 +204,37 @@ class PrometheusSource:
             sli = request.sli
             if not isinstance(sli, PrometheusSLI) or self._covered.get(sli, (0.0, 0.0))[1] > now:
                 continue
-            length, best = _length_ns(request), longest.get(sli)
-            if length > COVERAGE_ABOVE_NS and (best is None or length > _length_ns(requests[best])):
+            length, best = length_ns(request), longest.get(sli)
+            if length > COVERAGE_ABOVE_NS and (best is None or length > length_ns(requests[best])):
                 longest[sli] = number
         return [
-            _Asked(
+            Asked(
                 len(requests) + number,
-                coverage_expression(sli, _length_ns(requests[number])),
+                coverage_expression(sli, length_ns(requests[number])),
                 requests[number].window.end_unix_nano,
             )
             for sli, number in longest.items()
         ]
 
-    def _learn_coverage(self, asked: Sequence[_Asked], requests: Sequence[CountRequest]) -> None:
+    def _learn_coverage(self, asked: Sequence[Asked], requests: Sequence[CountRequest]) -> None:
         until = time.monotonic() + COVERAGE_SECONDS
         for item in asked:
             request = requests[item.request - len(requests)]
             if item.value.wrong is None:
                 share = min(1.0, (item.value.number or 0.0) / COVERAGE_STEPS)
-                covered = math.inf if share == 1.0 else share * _length_ns(request)
+                covered = math.inf if share == 1.0 else share * length_ns(request)
                 self._covered[request.sli] = (covered, until)
 
     def _coverage_of(self, request: CountRequest) -> float:
         """Return the share of a window that lies within the covered time: what retention lacks is the oldest part."""
         covered = self._covered.get(request.sli, (math.inf, 0.0))[0]
-        return min(1.0, covered / max(1, _length_ns(request)))
+        return min(1.0, covered / max(1, length_ns(request)))
 
-    def _batches(self, asked: Sequence[_Asked]) -> list[list[_Asked]]:
+    def _batches(self, asked: Sequence[Asked]) -> list[list[Asked]]:
         """Return groups of one time each, bounded in size; the parts of one request stay together."""
-        batches: list[list[_Asked]] = []
-        open_batch: dict[int, tuple[list[_Asked], int]] = {}
-        for start, group in _groups(asked):
+        batches: list[list[Asked]] = []
+        open_batch: dict[int, tuple[list[Asked], int]] = {}
+        for start, group in groups(asked):
             batch, size = open_batch.get(start, ([], 0))
             length = sum(len(item.expression.text) + 60 for item in group)
             full = (
@@ -248,7 +248,7 @@ class PrometheusSource:
             open_batch[start] = (batch, size + length)
         return batches
 
-    def _ask(self, batch: list[_Asked], now_unix_nano: int, deadline: float) -> None:
+    def _ask(self, batch: list[Asked], now_unix_nano: int, deadline: float) -> None:
         """Fill the values of a batch; one that the server refuses is halved until the culprit stands alone."""
         known = [item for item in batch if item.expression.text in self._refused]
         for item in known:
@@ -269,30 +269,58 @@ class PrometheusSource:
         for item, value in zip(batch, values, strict=True):
             item.value = value
 
-    def _refuse(self, item: _Asked, refused: RefusedError) -> None:
+    def _refuse(self, item: Asked, refused: RefusedError) -> None:
         """Remember a query that the server cannot read, so that it does not spoil its batch at every tick."""
         if refused.for_good and len(self._refused) < 10_000:
             self._refused[item.expression.text] = str(refused)
         item.value = Value(wrong="invalid", detail=str(refused))
 
-    def _query(self, texts: Sequence[str], time_ns: int, now_unix_nano: int) -> list[Value]:
-        self.requests_sent += 1
-        form = {"query": join(texts), "time": f"{time_ns / NS_PER_SECOND:.3f}"}
+    def _ask_run(self, run: Run, now_unix_nano: int, deadline: float) -> None:
+        """Fill the values of a run: one range query for many windows of one length."""
+        if time.monotonic() > deadline:
+            return
+        texts = list(dict.fromkeys(item.expression.text for item in run.items))
+        start_ms, step_ms = run.start_ns // NS_PER_MS, run.step_ns // NS_PER_MS
+        form = {"start": start_ms / 1000, "end": (start_ms + run.steps * step_ms) / 1000, "step": step_ms / 1000}
         try:
-            answer = self._client.post("/api/v1/query", data=form)
+            answer = self._post("/api/v1/query_range", texts, form, now_unix_nano)
+        except RefusedError as refused:
+            answer = Value(wrong="invalid", detail=str(refused))
+        found = {text: answer if isinstance(answer, Value) else answer.by_time(i) for i, text in enumerate(texts)}
+        for item in run.items:
+            values = found[item.expression.text]
+            at_ms = start_ms + (item.time_ns - run.start_ns) // run.step_ns * step_ms
+            item.value = values if isinstance(values, Value) else values.get(at_ms, Value())
+
+    def _query(self, texts: Sequence[str], time_ns: int, now_unix_nano: int) -> list[Value]:
+        answer = self._post("/api/v1/query", texts, {"time": time_ns / NS_PER_SECOND}, now_unix_nano)
+        if isinstance(answer, Value):
+            return [answer] * len(texts)
+        return [answer.one(number, time_ns) for number in range(len(texts))]
+
+    def _post(self, path: str, texts: Sequence[str], times: Mapping[str, float], now_unix_nano: int) -> Answer | Value:
+        """Return an answer, or what stands for every expression because there is none.
+
+        Raises:
+            RefusedError: The server says that the query is wrong.
+        """
+        self.requests_sent += 1
+        form = {"query": join(texts), **{key: f"{value:.3f}" for key, value in times.items()}}
+        try:
+            response = self._client.post(path, data=form)
         except httpx.HTTPError as error:
-            return [Value(wrong="absent", detail=f"{type(error).__name__}: {error}")] * len(texts)
-        clock = self._clock_problem(answer, now_unix_nano)
+            return Value(wrong="absent", detail=f"{type(error).__name__}: {error}")
+        clock = self._clock_problem(response, now_unix_nano)
         if clock is not None:
-            return [clock] * len(texts)
-        document = read_document(answer)
+            return clock
+        document = read_document(response)
         if document.get("status") != "success":
-            return read_failure(document, answer, len(texts))
+            return read_failure(document, response)
         warnings = [str(warning) for warning in document.get("warnings") or ()]
         for warning in set(warnings) - self._warned:
             self._warned.add(warning)
             log.warning("prometheus: %s", warning)
-        return read_values(document.get("data"), len(texts), time_ns, degraded=bool(warnings))
+        return read_answer(document.get("data"), len(texts), degraded=bool(warnings))
 
     def _clock_problem(self, answer: httpx.Response, now_unix_nano: int) -> Value | None:
         """A server whose clock is wrong has its samples at wrong times: its windows are not ours."""
@@ -321,23 +349,7 @@ def _tls(config: PrometheusConfig) -> ssl.SSLContext | bool:
     return context
 
 
-def _groups(asked: Sequence[_Asked]) -> list[tuple[int, list[_Asked]]]:
-    """Return the expressions of each request with their time."""
-    groups: list[tuple[int, list[_Asked]]] = []
-    last = -1
-    for item in asked:
-        if item.request != last:
-            groups.append((item.time_ns, []))
-            last = item.request
-        groups[-1][1].append(item)
-    return groups
-
-
-def _length_ns(request: CountRequest) -> int:
-    return request.window.end_unix_nano - request.window.start_unix_nano
-
-
-def _counts(request: CountRequest, asked: Sequence[_Asked]) -> EventCounts:
+def _counts(request: CountRequest, asked: Sequence[Asked]) -> EventCounts:
     """Return the counts that the parts of one request make up."""
     if not asked:
         return EventCounts(0.0, 0.0, no_data="absent", detail="not a Prometheus indicator")
@@ -352,7 +364,7 @@ def _counts(request: CountRequest, asked: Sequence[_Asked]) -> EventCounts:
     return _ratio(values, lambda part: _events(asked, part, window_ns), degraded=degraded)
 
 
-def _events(asked: Sequence[_Asked], part: str, window_ns: int) -> float:
+def _events(asked: Sequence[Asked], part: str, window_ns: int) -> float:
     item = next(item for item in asked if item.expression.part == part)
     return events_factor(item.expression.text, window_ns)
 

@@ -42,8 +42,8 @@ def read_document(answer: httpx.Response) -> Mapping[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def read_failure(document: Mapping[str, Any], answer: httpx.Response, n: int) -> list[Value]:
-    """Return ``absent`` for every expression of a request that failed.
+def read_failure(document: Mapping[str, Any], answer: httpx.Response) -> Value:
+    """Return ``absent`` for a request that failed.
 
     Raises:
         RefusedError: It failed because of the query.
@@ -51,21 +51,49 @@ def read_failure(document: Mapping[str, Any], answer: httpx.Response, n: int) ->
     message = str(document.get("error") or "no Prometheus answer")[:300]
     if answer.status_code in {400, 422} and document.get("errorType") in {"bad_data", "execution"}:
         raise RefusedError(message, for_good=document.get("errorType") == "bad_data")
-    return [Value(wrong="absent", detail=f"HTTP {answer.status_code}: {message}")] * n
+    return Value(wrong="absent", detail=f"HTTP {answer.status_code}: {message}")
 
 
-def read_values(data: Any, n: int, time_ns: int, *, degraded: bool) -> list[Value]:
-    """Return one value an expression: exactly one series, at the time asked for."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Series by the expression that they answer.
+
+    Attributes:
+        series: For every expression, the entries of the result.
+        degraded: The server warned.
+    """
+
+    series: tuple[list[Any], ...]
+    degraded: bool
+
+    def one(self, number: int, time_ns: int) -> Value:
+        """Return the value of an instant query's expression: exactly one series, at the time asked for."""
+        return _one(self.series[number], time_ns, degraded=self.degraded)
+
+    def by_time(self, number: int) -> Mapping[int, Value] | Value:
+        """Return the values of a range query's expression by time in ms, or why there are none."""
+        entries = self.series[number]
+        if len(entries) > 1:
+            return _several(entries)
+        try:
+            pairs = [(round(float(at) * 1000), float(text)) for entry in entries for at, text in entry["values"]]
+        except (KeyError, TypeError, ValueError):
+            return Value(wrong="invalid", detail="not samples of numbers")
+        return {at: _checked(at / 1000, value, at * 1_000_000, degraded=self.degraded) for at, value in pairs}
+
+
+def read_answer(data: Any, n: int, *, degraded: bool) -> Answer | Value:
+    """Return the series of an answer by expression, or why there are none."""
     kind = data.get("resultType") if isinstance(data, dict) else None
     series = data.get("result") if isinstance(data, dict) else None
-    if kind != "vector" or not isinstance(series, list):
-        return [Value(wrong="invalid", detail=f"the query returns a {kind}, not a vector")] * n
-    found: list[list[Any]] = [[] for _ in range(n)]
+    if kind not in {"vector", "matrix"} or not isinstance(series, list):
+        return Value(wrong="invalid", detail=f"the query returns a {kind}, not a vector")
+    found: tuple[list[Any], ...] = tuple([] for _ in range(n))
     for entry in series:
         number = 0 if n == 1 else _number(entry, n)
         if number is not None:
             found[number].append(entry)
-    return [_one(entries, time_ns, degraded=degraded) for entries in found]
+    return Answer(found, degraded)
 
 
 def _number(entry: Any, n: int) -> int | None:
@@ -80,14 +108,18 @@ def _one(entries: list[Any], time_ns: int, *, degraded: bool) -> Value:
     if not entries:
         return Value(degraded=degraded)
     if len(entries) > 1:
-        labels = sorted({str(key) for entry in entries for key in entry.get("metric", {})} - {NUMBER_LABEL})
-        detail = f"{len(entries)} series instead of one, told apart by {', '.join(labels)}: aggregate"
-        return Value(wrong="invalid", detail=detail)
+        return _several(entries)
     try:
         at, number = (float(text) for text in entries[0]["value"])
     except (KeyError, TypeError, ValueError):
         return Value(wrong="invalid", detail="not a sample of a number")
     return _checked(at, number, time_ns, degraded=degraded)
+
+
+def _several(entries: list[Any]) -> Value:
+    labels = sorted({str(key) for entry in entries for key in entry.get("metric", {})} - {NUMBER_LABEL})
+    detail = f"{len(entries)} series instead of one, told apart by {', '.join(labels)}: aggregate"
+    return Value(wrong="invalid", detail=detail)
 
 
 def _checked(at: float, number: float, time_ns: int, *, degraded: bool) -> Value:

@@ -346,3 +346,34 @@ def test_a_histogram_needs_its_fields(tmp_path):
     (tmp_path / "slo.yaml").write_text(HISTOGRAM.replace("threshold: 1", "threshold: -1"))
     assert {problem.kind for problem in check([tmp_path]).errors} == {"range"}
     assert Bucket("h", Decimal(1)) == Bucket("h", Decimal("1.0"))
+
+
+def matrix(*series: tuple[dict[str, str], list]) -> httpx.Response:
+    result = [{"metric": metric, "values": values} for metric, values in series]
+    return httpx.Response(200, json={"status": "success", "data": {"resultType": "matrix", "result": result}})
+
+
+@pytest.mark.parametrize(
+    ("answer", "reasons"),
+    [
+        (matrix(({}, [[AT - 60, "0.5"], [AT, "NaN"]])), ["absent", None, "nan"]),
+        (matrix(({}, [[AT, "Inf"], [AT - 60, "0.1"]])), ["absent", None, "invalid"]),
+        (matrix(({"a": "1"}, [[AT, "0"]]), ({"a": "2"}, [[AT, "0"]])), ["invalid"] * 3),
+        (matrix(({}, "junk")), ["invalid"] * 3),
+        (matrix(({}, [[AT]])), ["invalid"] * 3),
+        (matrix(), ["absent"] * 3),
+        (httpx.Response(500, text=""), ["absent"] * 3),
+        (httpx.Response(400, json={"status": "error", "errorType": "bad_data", "error": "x"}), ["invalid"] * 3),
+    ],
+)
+def test_a_range_answer_is_read_as_carefully(answer, reasons):
+    paths = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.path)
+        return answer
+
+    windows = [TimeWindow(NOW - (60 * i + 60) * SECOND, NOW - 60 * i * SECOND) for i in (2, 1, 0)]
+    answers = source(handler).counts([CountRequest(RAW, window) for window in windows], NOW)
+    assert paths == ["/api/v1/query_range"]
+    assert [checked(item).no_data for item in answers] == reasons
