@@ -28,6 +28,9 @@ SERVER_ADDRESS = "server.address"
 
 # ours, on spans
 MODULE_PATH = "pasta.torch.module.path"
+TORCH_RANK = "pasta.torch.rank"
+TORCH_REGION = "pasta.torch.region"  # op, annotation, python or api_call: what an imported host region is
+TRACE_FILE = "pasta.trace.file"  # name of the file that a trace was imported from
 MODULE_CLASS = "pasta.torch.module.class"
 LINK_METHOD = "pasta.link.method"
 
@@ -206,4 +209,103 @@ GPU_CLOCK_RESIDUAL = _metric(
 )
 GPU_CLOCK_VIOLATIONS = _metric(
     "pasta.gpu.clock.violations", "counter", "{record}", "GPU work that begins before its launch call, in CUPTI's time."
+)
+
+# state of devices: OpenTelemetry's hw.* for hw.type=gpu, ours where it has no name
+HW_TYPE = "hw.type"
+HW_NAME = "hw.name"
+HW_PARENT = "hw.parent"
+HW_VENDOR = "hw.vendor"
+HW_STATE = "hw.state"
+HW_MODEL = "hw.model"
+HW_SERIAL_NUMBER = "hw.serial_number"
+HW_DRIVER_VERSION = "hw.driver_version"
+HW_SENSOR_LOCATION = "hw.sensor_location"
+HW_GPU_TASK = "hw.gpu.task"
+NETWORK_IO_DIRECTION = "network.io.direction"
+K8S_POD_UID = "k8s.pod.uid"
+GPU_XID = "gpu.xid"  # the code of NVIDIA's XID message
+GPU_CLOCK = "gpu.clock"  # graphics, sm, memory, video
+GPU_LINK = "gpu.link"  # pcie, nvlink
+GPU_MIG_MODE = "gpu.mig.mode"
+REASON = "reason"
+SOURCE = "source"
+
+HW_GPU_UTILIZATION = _metric(
+    "hw.gpu.utilization", "gauge", "1", "Share of time that a GPU worked, by `hw.gpu.task` (general, encoder, decoder)."
+)
+HW_GPU_MEMORY_LIMIT = _metric("hw.gpu.memory.limit", "updowncounter", "By", "Memory of a GPU.")
+HW_GPU_MEMORY_USAGE = _metric("hw.gpu.memory.usage", "updowncounter", "By", "Memory in use, without the driver's own.")
+HW_GPU_MEMORY_UTILIZATION = _metric("hw.gpu.memory.utilization", "gauge", "1", "Share of memory in use.")
+HW_GPU_IO = _metric(
+    "hw.gpu.io", "counter", "By", "Bytes over NVLink, by `network.io.direction` and `gpu.link`; the GPU transmits."
+)
+HW_ERRORS = _metric(
+    "hw.errors", "counter", "{error}", "Errors by `error.type`: corrected, uncorrected (ECC), xid (with `gpu.xid`), ..."
+)
+HW_STATUS = _metric(
+    "hw.status", "updowncounter", "1", "1 for the `hw.state` that holds (ok, degraded, failed), 0 for the others."
+)
+HW_POWER = _metric("hw.power", "gauge", "W", "Electrical power that a GPU draws.")
+HW_ENERGY = _metric("hw.energy", "counter", "J", "Energy that a GPU drew since its driver was loaded.")
+HW_TEMPERATURE = _metric("hw.temperature", "gauge", "Cel", "Temperature, by `hw.sensor_location`.")
+HW_FAN_SPEED_RATIO = _metric("hw.fan.speed_ratio", "gauge", "1", "Speed of a GPU's fans as a share of their maximum.")
+GPU_POWER_LIMIT = _metric("pasta.gpu.power.limit", "gauge", "W", "Power limit that the driver enforces.")
+GPU_MEMORY_ACTIVITY = _metric(
+    "pasta.gpu.memory.activity", "gauge", "1", "Share of time that device memory was read or written."
+)
+GPU_CLOCK_FREQUENCY = _metric("pasta.gpu.clock.frequency", "gauge", "Hz", "Clock frequency, by `gpu.clock`.")
+GPU_THROTTLED = _metric(
+    "pasta.gpu.throttled", "gauge", "1", "1 while the clocks are held down for `reason`, 0 while they are not."
+)
+GPU_PCIE_THROUGHPUT = _metric(
+    "pasta.gpu.pcie.throughput", "gauge", "By/s", "PCIe throughput just now, by `network.io.direction` where told apart."
+)
+GPU_FRAME_RATE = _metric("pasta.gpu.encoder.frame_rate", "gauge", "{frame}/s", "Frames a second of the video encoder.")
+GPU_PROCESS_MEMORY = _metric(
+    "pasta.gpu.process.memory.usage", "gauge", "By", "Device memory of a process, with its container and pod if known."
+)
+GPU_DEVICE_UP = _metric(
+    "pasta.gpu.device.up", "gauge", "1", "1 while a GPU answers, 0 with `reason` (lost, timeout, ...) while it does not."
+)
+GPU_DEVICE_INFO = _metric(
+    "pasta.gpu.device.info", "gauge", "1", "1, with model, serial number, driver version and MIG mode as attributes."
+)
+GPU_COLLECTOR_UP = _metric(
+    "pasta.gpu.collector.up", "gauge", "1", "1 while `source` answers, 0 with `reason` (timeout, no_driver, ...) if not."
+)
+GPU_COLLECTOR_DURATION = _metric(
+    "pasta.gpu.collector.duration", "gauge", "s", "How long the last reading of all devices took, by `source`."
+)
+GPU_BLANK_VALUES = _metric(
+    "pasta.gpu.blank_values", "counter", "{value}", "Values that a source marked as blank, or that cannot be, dropped."
+)
+GPU_PARSE_ERRORS = _metric(
+    "pasta.gpu.parse_errors", "counter", "{line}", "Lines of a third-party page or table that could not be read."
+)
+DEVICE_METRICS = (
+    HW_GPU_UTILIZATION,
+    HW_GPU_MEMORY_LIMIT,
+    HW_GPU_MEMORY_USAGE,
+    HW_GPU_MEMORY_UTILIZATION,
+    HW_GPU_IO,
+    HW_ERRORS,
+    HW_STATUS,
+    HW_POWER,
+    HW_ENERGY,
+    HW_TEMPERATURE,
+    HW_FAN_SPEED_RATIO,
+    GPU_POWER_LIMIT,
+    GPU_MEMORY_ACTIVITY,
+    GPU_CLOCK_FREQUENCY,
+    GPU_THROTTLED,
+    GPU_PCIE_THROUGHPUT,
+    GPU_FRAME_RATE,
+    GPU_PROCESS_MEMORY,
+    GPU_DEVICE_UP,
+    GPU_DEVICE_INFO,
+    GPU_COLLECTOR_UP,
+    GPU_COLLECTOR_DURATION,
+    GPU_BLANK_VALUES,
+    GPU_PARSE_ERRORS,
 )

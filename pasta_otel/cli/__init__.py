@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("pasta_otel.cli.run", "Run a program with pasta-otel's instrumentation."),
     "sidecar": ("pasta_otel.cli.sidecar", "Receive OTLP, store spans, watch SLOs and act, for one pod."),
     "slo": ("pasta_otel.cli.slo", "Validate SLO files and show their state."),
+    "import": ("pasta_otel.cli.import_", "Import profiler traces, OTLP JSON and Jaeger JSON."),
     "attribute": ("pasta_otel.cli.attribute", "Say why an SLO burns, from a store."),
     "doctor": ("pasta_otel.cli.doctor", "Say what this machine can do for pasta-otel."),
 }

@@ -1,8 +1,8 @@
 """Which op each piece of GPU work came from: by id where the ids hold, else by thread and time, and said which.
 
 The external id that the profiler writes on GPU work names the op that launched it. Older traces write the correlation
-id in the same field, which may by chance equal some op's id: an id counts only when the launch call, if it is known, lies
-within the op. Otherwise the innermost op of the launching thread at that moment is taken (method ``time``).
+id in the same field, which may by chance equal some op's id: an id counts only when the launch call, if it is known,
+lies within the op. Otherwise the innermost op of the launching thread at that moment is taken (method ``time``).
 """
 
 from __future__ import annotations
@@ -111,13 +111,22 @@ def coverage(links: Links) -> Coverage:
     )
 
 
-def innermost(ops: Ops, thread: NDArray[Any], at: NDArray[Any]) -> NDArray[np.int64]:
-    """Return for each (thread, time) the row of the shortest op around it; -1 = none.
+def innermost(
+    ops: Ops, thread: NDArray[Any], at: NDArray[Any], chosen: NDArray[np.bool_] | None = None
+) -> NDArray[np.int64]:
+    """Return for each (thread, time) the row of the shortest region around it; -1 = none.
 
-    Ops of one thread nest, so that the last one begun that has not ended is the innermost: a stack, swept once.
+    Regions of one thread nest, so that the last one begun that has not ended is the innermost: a stack, swept once.
+
+    Args:
+        ops: Host regions.
+        thread: Threads asked about.
+        at: Times asked about.
+        chosen: Which regions count; ops by default.
     """
     out = np.full(len(thread), -1, np.int64)
-    candidates = np.flatnonzero((ops["kind"] == OpKind.OP) & ~ops["unfinished"])
+    wanted = ops["kind"] == OpKind.OP if chosen is None else chosen
+    candidates = np.flatnonzero(wanted & ~ops["unfinished"])
     if not len(candidates) or not len(thread):
         return out
     for number in np.unique(thread).tolist():

@@ -1,0 +1,213 @@
+"""``pasta-otel import``: traces that other tools wrote, into a store, an OTLP server, or a report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pasta_otel import semconv
+from pasta_otel.errors import InputError, MissingError
+
+if TYPE_CHECKING:
+    from pasta_otel.app.importing import SpanTarget
+    from pasta_otel.gpu.kineto.ranks import Job
+
+FORMATS = ("auto", "kineto", "otlp-json", "jaeger")
+DEFAULT_STORE = "pasta-otel.duckdb"
+DEFAULT_SERVICE = "pytorch"
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--format", "format_", type=click.Choice(FORMATS), default="auto", show_default=True, help="What they are."
+)
+@click.option(
+    "--to",
+    type=click.Choice(["store", "otlp", "json"]),
+    default="json",
+    show_default=True,
+    help="A store file, the OTLP server of OTEL_EXPORTER_OTLP_*, or analysis and findings on stdout.",
+)
+@click.option("--store", default=DEFAULT_STORE, show_default=True, metavar="FILE", help="With --to store: the file.")
+@click.option("--service", default=DEFAULT_SERVICE, show_default=True, help="service.name of imported profiler traces.")
+@click.option("--strict", is_flag=True, help="Refuse a damaged trace instead of keeping what can be read.")
+@click.option("--python-frames", is_flag=True, help="Also make spans of Python frames.")
+@click.option("--max-events", default=20_000_000, show_default=True, help="Refuse a trace with more; 64 bytes each.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document about what was imported.")
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+def command(  # noqa: PLR0913 - one parameter an option
+    *,
+    files: tuple[Path, ...],
+    format_: str,
+    to: str,
+    store: str,
+    service: str,
+    strict: bool,
+    python_frames: bool,
+    max_events: int,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Import FILES: PyTorch profiler (Kineto) traces of one job, OTLP JSON, or Jaeger JSON."""
+    try:
+        from pasta_otel.gpu.kineto import ReadOptions  # noqa: PLC0415 - msgspec and numpy are an optional extra
+    except ImportError as error:
+        raise MissingError(f"{error.name} is not installed", how="pip install 'pasta-otel[gpu]'") from error
+    kinds = {path: format_ if format_ != "auto" else _detect(path) for path in files}
+    options = ReadOptions(strict=strict, most_rows=max_events)
+    profiles = [path for path in files if kinds[path] == "kineto"]
+    requests = [path for path in files if kinds[path] != "kineto"]
+    with _progress(files, quiet=quiet) as advance:
+        if to == "json":
+            report = _report(profiles, requests, kinds, options, advance)
+        else:
+            report = _deliver(_target(to, store), profiles, requests, kinds, options, advance, service, python_frames)
+    text = json.dumps(report, indent=2, allow_nan=False) if as_json or to == "json" else "\n".join(_lines(report))
+    click.echo(text)
+
+
+def _detect(path: Path) -> str:
+    from pasta_otel.gpu.imports.detect import detect  # noqa: PLC0415 - optional extra, checked by the caller
+
+    return detect(path)
+
+
+@contextmanager
+def _progress(files: Sequence[Path], *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Show how much of the files was read, on stderr when that is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console  # noqa: PLC0415 - only for people
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn  # noqa: PLC0415
+
+    columns = ("import", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    total = sum(path.stat().st_size for path in files if path.is_file())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("import", total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def _report(
+    profiles: Sequence[Path],
+    requests: Sequence[Path],
+    kinds: dict[Path, str],
+    options: Any,
+    advance: Callable[[int], None],
+) -> dict[str, Any]:
+    from pasta_otel.gpu.analysis.report import analyze  # noqa: PLC0415 - optional extra
+    from pasta_otel.gpu.findings import find  # noqa: PLC0415
+    from pasta_otel.gpu.imports.traces import TraceCollector  # noqa: PLC0415
+    from pasta_otel.gpu.kineto import read_job  # noqa: PLC0415
+
+    report: dict[str, Any] = {"files": [_file(path, kinds) for path in (*profiles, *requests)]}
+    if profiles:
+        job = read_job(profiles, options, advance)
+        timelines = [trace.timeline for trace in job.traces]
+        report |= {"profile": analyze(timelines), "import": _read(job)}
+        report["findings"] = [finding.as_dict() for finding in find(timelines)]
+    if requests:
+        collector = TraceCollector()
+        for path in requests:
+            for request in _requests(path, kinds[path], advance):
+                collector.add(request)
+        report["traces"] = collector.document()
+    return report
+
+
+def _file(path: Path, kinds: dict[Path, str]) -> dict[str, str]:
+    return {"file": str(path), "format": kinds[path]}
+
+
+def _read(job: Job) -> dict[str, Any]:
+    """Return what reading noticed."""
+    return {
+        "warnings": [*job.warnings, *(f"{t.timeline.source}: {remark}" for t in job.traces for remark in t.remarks)],
+        "ranks": [
+            {
+                "rank": trace.timeline.rank,
+                "events": trace.total,
+                "categories": dict(trace.categories),
+                "unfinished": trace.unfinished,
+                "without_time": trace.without_time,
+                "skipped": trace.skipped,
+                "partial": trace.partial,
+                "non_finite": trace.non_finite,
+                "truncated": trace.truncated,
+            }
+            for trace in job.traces
+        ],
+    }
+
+
+def _target(to: str, store: str) -> SpanTarget:
+    try:
+        from pasta_otel.app.importing import OtlpTarget, StoreTarget  # noqa: PLC0415 - optional extra
+    except ImportError as error:
+        raise MissingError(f"{error.name} is not installed", how="pip install 'pasta-otel[sidecar]'") from error
+    return StoreTarget(store) if to == "store" else OtlpTarget()
+
+
+def _deliver(  # noqa: PLR0913, PLR0917 - what the command was asked
+    target: SpanTarget,
+    profiles: Sequence[Path],
+    requests: Sequence[Path],
+    kinds: dict[Path, str],
+    options: Any,
+    advance: Callable[[int], None],
+    service: str,
+    python: bool,
+) -> dict[str, Any]:
+    from pasta_otel.app.importing import put_columns, put_json  # noqa: PLC0415 - optional extra
+    from pasta_otel.gpu.imports.spans import timeline_spans  # noqa: PLC0415
+    from pasta_otel.gpu.kineto import read_job  # noqa: PLC0415
+
+    report: dict[str, Any] = {"files": [_file(path, kinds) for path in (*profiles, *requests)]}
+    try:
+        if profiles:
+            job = read_job(profiles, options, advance)
+            report["import"] = _read(job)
+            for trace in job.traces:
+                resource: dict[str, str | int] = {semconv.SERVICE_NAME: service, semconv.TORCH_RANK: trace.timeline.rank}
+                for columns in timeline_spans(trace.timeline, python=python):
+                    put_columns(target, columns, resource)
+        for path in requests:
+            for request in _requests(path, kinds[path], advance):
+                _put_json(put_json, target, request, path)
+    finally:
+        report["delivered"] = target.close().as_dict()
+    return report
+
+
+def _put_json(put: Callable[[SpanTarget, bytes], None], target: SpanTarget, request: bytes, path: Path) -> None:
+    try:
+        put(target, request)
+    except InputError as error:
+        if error.file or error.kind == "unreachable":
+            raise
+        raise InputError(error.message, file=str(path), field=error.field, kind="trace_format") from error
+
+
+def _requests(path: Path, kind: str, advance: Callable[[int], None]) -> Iterator[bytes]:
+    from pasta_otel.gpu.imports.jaeger import read_jaeger  # noqa: PLC0415 - optional extra
+    from pasta_otel.gpu.imports.otlp import read_otlp  # noqa: PLC0415
+
+    return read_jaeger(path, advance) if kind == "jaeger" else read_otlp(path, advance)
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    done = report["delivered"]
+    lines = [*report.get("import", {}).get("warnings", ())]
+    lines += [f"{entry['file']}: {entry['format']}" for entry in report["files"]]
+    for rank in report.get("import", {}).get("ranks", ()):
+        odd = [f"{rank[key]} {key}" for key in ("skipped", "partial", "unfinished", "non_finite") if rank[key]]
+        lines.append(f"rank {rank['rank']}: {rank['events']} events" + "".join(f", {part}" for part in odd))
+    dropped = "".join(f", {count} dropped ({reason})" for reason, count in done["dropped"].items())
+    return [*lines, f"{done['ok']} of {done['spans']} spans imported{dropped}"]

@@ -1,0 +1,71 @@
+"""The host waits for the GPU in the middle of a step: which call, from which line, for how much of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pasta_otel.gpu.analysis.calls import synchronizing
+from pasta_otel.gpu.analysis.link import innermost
+from pasta_otel.gpu.analysis.timeline import OpKind
+from pasta_otel.gpu.cupti.rows import Rows
+from pasta_otel.gpu.findings.model import Evidence, Finding, RankTrace, thresholds
+
+KIND = "sync_stall"
+PLACES = 5
+
+
+def find(ranks: Sequence[RankTrace]) -> Iterable[Finding]:
+    """Find ranks whose host spends much of the window in calls that wait for the GPU."""
+    limits = thresholds(KIND)
+    for rank in ranks:
+        waits = _waits(rank)
+        if not len(waits) or not rank.window_ns:
+            continue
+        duration = (waits["end"] - waits["start"]).astype(np.int64)
+        share = float(duration.sum() / rank.window_ns)
+        if share < limits["step_share"].value or len(waits) < limits["calls"].value:
+            continue
+        yield Finding(
+            KIND,
+            rank.timeline.rank,
+            min(share, 1.0),
+            f"the host waits for the GPU in {len(waits)} calls, {share:.0%} of the time",
+            tuple(_places(rank, waits, duration)),
+            "keep values on the GPU until the end of the step: no .item(), .cpu(), print, data-dependent branch;"
+            " copy with non_blocking=True from pinned memory",
+            limits,
+        )
+
+
+def _waits(rank: RankTrace) -> Rows:
+    """Return the waiting calls between the first and the last piece of GPU work: the final wait is not a stall."""
+    calls = rank.links.calls
+    launches = calls[np.unique(rank.links.call[rank.links.call >= 0])]
+    if not len(launches):
+        return calls[:0]
+    inside = (calls["start"] >= launches["start"].min()) & (calls["start"] < launches["start"].max())
+    waits: Rows = calls[synchronizing(rank.timeline, calls) & inside]
+    return waits
+
+
+def _places(rank: RankTrace, waits: Rows, duration: NDArray[np.int64]) -> Iterable[Evidence]:
+    ops = rank.timeline.ops
+    op = innermost(ops, waits["thread"], waits["start"])
+    frame = innermost(ops, waits["thread"], waits["start"], ops["kind"] == OpKind.PYTHON)
+    totals: dict[str, list[int]] = {}
+    for row, in_op, in_frame, ns in zip(waits, op.tolist(), frame.tolist(), duration.tolist(), strict=True):
+        where = [rank.name(row)]
+        if in_op >= 0:
+            where.append(f"in {rank.timeline.names[ops['name'][in_op]]}")
+        if in_frame >= 0:
+            where.append(f"at {rank.timeline.names[ops['name'][in_frame]]}")
+        elif in_op >= 0 and ops["stack"][in_op]:
+            where.append(f"at {rank.timeline.names[ops['stack'][in_op]].splitlines()[0]}")
+        entry = totals.setdefault(" ".join(where), [0, 0])
+        entry[0] += ns
+        entry[1] += 1
+    for place, (ns, count) in sorted(totals.items(), key=lambda item: -item[1][0])[:PLACES]:
+        yield Evidence("wait", ns / 1e9, "s", f"{place} ({count} times)")
