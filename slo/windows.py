@@ -74,7 +74,7 @@ class BurnRateWindows:
 
 
 def load_windows(name: str = DEFAULT) -> BurnRateWindows:
-    """Return a set by the name of one that ships with pasta-otel, or by path.
+    """Return a set by the name of one that ships with pasta-otel, or by path; Sloth's ``AlertWindows`` are read too.
 
     Raises:
         SpecError: Naming file, line and field.
@@ -89,7 +89,7 @@ def load_windows(name: str = DEFAULT) -> BurnRateWindows:
         raise InputError("neither a file nor a set of windows that ships with pasta-otel", file=name)
     if len(documents) != 1:
         raise InputError("expected exactly one document", file=name)
-    return _read(documents[0])
+    return _read_sloth(documents[0], name) if documents[0].root.has("apiVersion") else _read(documents[0])
 
 
 def _read(document: Document) -> BurnRateWindows:
@@ -110,6 +110,37 @@ def _read(document: Document) -> BurnRateWindows:
     if not document.valid:
         raise SpecError([problem for problem in document.problems if problem.severity == "error"])
     return windows
+
+
+def _read_sloth(document: Document, name: str) -> BurnRateWindows:
+    """Return Sloth's ``AlertWindows``; its factors follow the SLO's own period too, ``sloPeriod`` is for its reader."""
+    root = document.root
+    root.mapping(frozenset({"apiVersion", "kind", "spec"}))
+    root.choice("apiVersion", ("sloth.slok.dev/v1",), required=True)
+    root.choice("kind", ("AlertWindows",), required=True)
+    spec = root.need("spec")
+    rows = []
+    if spec is not None:
+        spec.mapping(frozenset({"sloPeriod", "page", "ticket"}))
+        read_ns(spec, "sloPeriod")
+        for severity in ("page", "ticket"):
+            pair = spec.need(severity)
+            parts = [pair.need(speed) for speed in ("quick", "slow")] if pair is not None else []
+            rows += [_sloth_row(part, severity) for part in parts if part is not None]
+    if not document.valid:
+        raise SpecError([problem for problem in document.problems if problem.severity == "error"])
+    return BurnRateWindows(Path(name).stem, name, tuple(rows))
+
+
+def _sloth_row(here: Cursor, severity: str) -> BurnRateWindow:
+    here.mapping(frozenset({"errorBudgetPercent", "shortWindow", "longWindow"}))
+    share = (here.number("errorBudgetPercent") or Decimal(0)) / 100
+    row = BurnRateWindow(severity, read_ns(here, "longWindow"), read_ns(here, "shortWindow"), share)
+    if row.short_ns >= row.long_ns:
+        here.problem("shortWindow must be shorter than longWindow", kind="range")
+    if not 0 < share <= 1:
+        here.document.report(f"{here.path}.errorBudgetPercent", "must be above 0 and at most 100", kind="range")
+    return row
 
 
 def _row(item: Cursor) -> BurnRateWindow:

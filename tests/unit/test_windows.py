@@ -155,3 +155,29 @@ def test_a_rolling_month_has_thirty_days_as_the_reference_validator_says():
     now = datetime(2026, 3, 1, tzinfo=UTC)
     period = period_at(WindowSpec(DurationText(1, "M")), int(now.timestamp()) * NS_PER_SECOND)
     assert period.end_unix_nano - period.start_unix_nano == 30 * DAY == duration_ns(DurationText(1, "M"))
+
+
+SLOTH = Path(__file__).parents[1] / "fixtures" / "samples" / "slok+sloth" / "examples" / "windows"
+
+
+def test_sloths_own_windows_are_read():
+    rows = load_windows(str(SLOTH / "7d.yaml")).rows
+    assert [row.key for row in rows] == ["page:1h/5m", "page:6h/30m", "ticket:1d/2h", "ticket:3d/6h"]
+    assert [row.factor(7 * DAY) for row in rows] == [Decimal(text) for text in ("13.44", "3.5", "1.4", "0.98")]
+    assert [row.key for row in load_windows(str(SLOTH / "custom-30d.yaml")).rows][3] == "ticket:36h/3h"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("shortWindow: 5m", "shortWindow: 2h", "spec.page.quick"),
+        ("errorBudgetPercent: 8", "errorBudgetPercent: 800", "spec.page.quick.errorBudgetPercent"),
+        ("sloPeriod: 7d", "sloPeriod: soon", "spec.sloPeriod"),
+        ("ticket:", "tickets:", "spec.ticket"),
+    ],
+)
+def test_sloths_windows_are_validated(tmp_path, old, new, field):
+    (tmp_path / "w.yaml").write_text((SLOTH / "7d.yaml").read_text().replace(old, new, 1))
+    with pytest.raises(SpecError) as caught:
+        load_windows(str(tmp_path / "w.yaml"))
+    assert field in {problem.field for problem in caught.value.problems}
