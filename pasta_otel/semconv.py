@@ -259,20 +259,20 @@ GPU_THROTTLED = _metric(
     "pasta.gpu.throttled", "gauge", "1", "1 while the clocks are held down for `reason`, 0 while they are not."
 )
 GPU_PCIE_THROUGHPUT = _metric(
-    "pasta.gpu.pcie.throughput", "gauge", "By/s", "PCIe throughput just now, by `network.io.direction` where told apart."
+    "pasta.gpu.pcie.throughput", "gauge", "By/s", "PCIe throughput, by `network.io.direction` where told apart."
 )
 GPU_FRAME_RATE = _metric("pasta.gpu.encoder.frame_rate", "gauge", "{frame}/s", "Frames a second of the video encoder.")
 GPU_PROCESS_MEMORY = _metric(
     "pasta.gpu.process.memory.usage", "gauge", "By", "Device memory of a process, with its container and pod if known."
 )
 GPU_DEVICE_UP = _metric(
-    "pasta.gpu.device.up", "gauge", "1", "1 while a GPU answers, 0 with `reason` (lost, timeout, ...) while it does not."
+    "pasta.gpu.device.up", "gauge", "1", "1 while a GPU answers, 0 with `reason` (lost, timeout, ...) if not."
 )
 GPU_DEVICE_INFO = _metric(
     "pasta.gpu.device.info", "gauge", "1", "1, with model, serial number, driver version and MIG mode as attributes."
 )
 GPU_COLLECTOR_UP = _metric(
-    "pasta.gpu.collector.up", "gauge", "1", "1 while `source` answers, 0 with `reason` (timeout, no_driver, ...) if not."
+    "pasta.gpu.collector.up", "gauge", "1", "1 while `source` answers, 0 with `reason` (timeout, ...) if not."
 )
 GPU_COLLECTOR_DURATION = _metric(
     "pasta.gpu.collector.duration", "gauge", "s", "How long the last reading of all devices took, by `source`."

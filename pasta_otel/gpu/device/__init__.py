@@ -1,0 +1,1 @@
+"""State of GPUs: sources (NVML, amdsmi, nvidia-smi, third-party pages), a time limit around them, and metrics."""
