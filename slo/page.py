@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
 State = dict[str, Any]
-WIDTH, HEIGHT = 560, 120
+WIDTH, HEIGHT, ROW = 560, 110, 54
 _CSS = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;color:#1c2330;background:#fff}
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin:0}
@@ -29,7 +30,7 @@ def page(document: dict[str, Any]) -> str:
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>Service level objectives</title><style>{_CSS}</style><h1>Service level objectives</h1>"
-        f'<p class="muted">As of {escape(str(document["time"]))}: {_summary(states)}</p>{sections}</html>\n'
+        f'<p class="muted">As of {_time(document["time"])}: {_summary(states)}</p>{sections}</html>\n'
     )
 
 
@@ -45,10 +46,15 @@ def _section(state: State) -> str:
         f'<section><div class="head"><h2>{escape(state["name"])}</h2>'
         f'<span class="muted">{escape(state["service"])}</span>'
         f'<span class="verdict {escape(verdict)}">{escape(verdict + reason)}</span>'
-        f'<span class="muted">since {escape(state["since"])}, objective {state["objective"] * 100:g} %</span></div>'
+        f'<span class="muted">since {_time(state["since"])}, objective {state["objective"] * 100:g} %</span></div>'
         f"{_detail(state)}{_budget(state['budget'])}{_burn_rates(state['burn_rates'])}"
         f"{_history(state.get('history') or [])}{_causes(state)}{_people(state['annotations'])}</section>"
     )
+
+
+def _time(text: object) -> str:
+    """Return an RFC 3339 time without its fraction: people read seconds."""
+    return escape(re.sub(r"\.\d+Z$", "Z", str(text)))
 
 
 def _detail(state: State) -> str:
@@ -84,7 +90,7 @@ def _burn_rates(rates: Sequence[dict[str, Any]]) -> str:
         for part, (window, value) in enumerate(
             ((rate["long_window"], rate["long"]), (rate["short_window"], rate["short"]))
         ):
-            y = row * 44 + part * 18
+            y = row * ROW + part * 18
             width = 0.0 if value is None else (WIDTH - 190) * value / top
             shown = "no data" if value is None else f"{value:.2f}"
             colour = "#b3261e" if value is not None and value > rate["factor"] else "#4667a5"
@@ -95,11 +101,11 @@ def _burn_rates(rates: Sequence[dict[str, Any]]) -> str:
             )
         x = 40 + (WIDTH - 190) * rate["factor"] / top
         bars.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{row * 44}" y2="{row * 44 + 36}" stroke="#1c2330"'
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{row * ROW}" y2="{row * ROW + 46}" stroke="#1c2330"'
             ' stroke-dasharray="3 2"/>'
-            f'<text x="{x + 3:.1f}" y="{row * 44 + 36}">{escape(rate["severity"])} above {rate["factor"]:g}</text>'
+            f'<text x="{x + 3:.1f}" y="{row * ROW + 48}">{escape(rate["severity"])} above {rate["factor"]:g}</text>'
         )
-    height = max(1, len(rates) * 44)
+    height = max(1, len(rates) * ROW)
     return (
         f'<p>Burn rate</p><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="burn rates">{"".join(bars)}</svg>'
     )
@@ -110,7 +116,7 @@ def _history(points: Sequence[dict[str, Any]]) -> str:
     burn = [(i, point["burn"]) for i, point in enumerate(points) if point["burn"] is not None]
     if len(points) < 2:
         return ""
-    ends = f"{escape(points[0]['time'])} to {escape(points[-1]['time'])}"
+    ends = f"{_time(points[0]['time'])} to {_time(points[-1]['time'])}"
     return (
         f'<p>Over time <span class="muted">({ends})</span></p>'
         + _line("budget left", remaining, len(points), "#2a7f4f")
@@ -130,11 +136,12 @@ def _line(title: str, values: Sequence[tuple[int, float]], count: int, colour: s
         last = i
     zero = 10 + (HEIGHT - 20) * high / (high - low)
     return (
+        f'<p class="muted">{escape(title)}</p>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)} over time">'
         f'<line x1="0" x2="{WIDTH - 60}" y1="{zero:.1f}" y2="{zero:.1f}" stroke="#d5dae3"/>'
         f'<path d="{" ".join(paths)}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
         f'<text x="{WIDTH - 55}" y="14">{high:.3g}</text><text x="{WIDTH - 55}" y="{HEIGHT - 6}">{low:.3g}</text>'
-        f'<text x="0" y="{HEIGHT - 1}">{escape(title)}</text></svg>'
+        "</svg>"
     )
 
 
