@@ -5,6 +5,7 @@ Only the points that some SLO selects are kept, as growth per (selector, time), 
 
 from __future__ import annotations
 
+import math
 import threading
 from bisect import bisect_left
 from collections import Counter
@@ -23,6 +24,8 @@ NS_PER_SECOND = 1_000_000_000
 DELTA, CUMULATIVE = 1, 2  # opentelemetry.proto.metrics.v1.AggregationTemporality
 _NO_RECORDED_VALUE = 1
 MAX_SERIES = 100_000
+HISTOGRAMS = ("histogram", "exponential_histogram")
+BOUND_ROUNDING = 1e-12  # of a bound's logarithm: floating point
 
 
 class PointBatch(Protocol):
@@ -241,7 +244,7 @@ def _at_most(dropped: Counter[str], limit: int) -> dict[str, int]:
 def _points(metric: Any, resource: Mapping[str, str], scope: str, selector: PointSelector) -> Iterator[_Point]:
     kind = metric.WhichOneof("data")
     data = getattr(metric, kind) if kind else None
-    if kind not in {"sum", "histogram"} or data is None or (kind == "sum" and not data.is_monotonic):
+    if kind not in {"sum", *HISTOGRAMS} or data is None or (kind == "sum" and not data.is_monotonic):
         return
     if kind == "sum" and selector.threshold is not None:
         return
@@ -267,9 +270,29 @@ def _value(kind: str, point: Any, threshold: float | None) -> tuple[float, bool]
         return (float(point.as_int) if point.WhichOneof("value") == "as_int" else float(point.as_double)), True
     if threshold is None:
         return float(point.count), True
+    if kind == "exponential_histogram":
+        return _exponential(point, threshold)
     bounds = list(point.explicit_bounds)
     below = sum(count for count, bound in zip(point.bucket_counts, bounds, strict=False) if bound <= threshold)
     return float(below), threshold in bounds
+
+
+def _exponential(point: Any, threshold: float) -> tuple[float, bool]:
+    """Return how many values lie at or below a threshold above 0, by whole buckets.
+
+    Source: opentelemetry-proto, ExponentialHistogramDataPoint: bucket i holds (base^i, base^(i+1)], where
+    base = 2^(2^-scale). Compared as logarithms, so that no scale or offset overflows.
+    """
+    below = float(point.zero_count + sum(point.negative.bucket_counts))
+    exact = threshold >= point.zero_threshold
+    width, limit = 2.0 ** -max(-64, min(64, point.scale)), math.log2(threshold)
+    for number, count in enumerate(point.positive.bucket_counts):
+        index = point.positive.offset + number
+        if (index + 1) * width <= limit + BOUND_ROUNDING:
+            below += count
+        elif count and index * width < limit - BOUND_ROUNDING:
+            exact = False
+    return below, exact
 
 
 def _texts(attributes: Any) -> dict[str, str]:

@@ -19,6 +19,8 @@ def read_selector(spec: Cursor) -> PointSelector:
 
 def _threshold(spec: Cursor) -> float | None:
     number = spec.number("threshold")
+    if number is not None and number <= 0:
+        spec.document.report(f"{spec.path}.threshold", f"must be above 0, got {number}", kind="range")
     return None if number is None else float(number)
 
 

@@ -144,6 +144,29 @@ def test_latency_counts_whole_buckets_and_says_when_the_threshold_lies_inside_on
     assert ("lower bound" in answer.detail) == (not exact)
 
 
+@pytest.mark.parametrize(
+    ("threshold", "good", "exact"),
+    [(0.25, 5, True), (0.5, 8, True), (0.3, 5, False), (64.0, 11, True), (0.1, 2, False)],
+)
+def test_an_exponential_histogram_counts_whole_buckets_too(threshold, good, exact):
+    """Scale 0: bounds are the powers of two. 2 zeros, 1 in (1/16, 1/8], 2 in (1/8, 1/4], 3 in (1/4, 1/2], 3 in (1/2, 1]."""
+    request = ExportMetricsServiceRequest()
+    data = request.resource_metrics.add().scope_metrics.add().metrics.add()
+    data.name = "lag"
+    data.exponential_histogram.aggregation_temporality = CUMULATIVE
+    point = data.exponential_histogram.data_points.add(
+        start_time_unix_nano=T0, time_unix_nano=T0 + SECOND, count=11, zero_count=2, scale=0
+    )
+    point.positive.offset = -4
+    point.positive.bucket_counts.extend([1, 2, 3, 3])
+    sli = OtlpSLI(PointSelector("lag"), good=PointSelector("lag", threshold=threshold))
+    source = OtlpSource([sli], Clock())
+    source.offer_points(SimpleNamespace(body=request.SerializeToString(), points=1))
+    (answer,) = source.counts([CountRequest(sli, TimeWindow(T0, T0 + SECOND))], T0 + SECOND)
+    assert (answer.good, answer.total) == (good, 11)
+    assert ("lower bound" in answer.detail) == (not exact)
+
+
 def fed(scenario: Scenario, temporality: int) -> OtlpSource:
     """Return a source that got a scenario's history as points of two series."""
     clock = Clock(scenario.times_s[0] * SECOND)
