@@ -27,7 +27,7 @@ from pasta_otel.slo.ports import Attributor, BadExamples, Responder, SLISource
 from pasta_otel.slo.spec.model import SLO
 from pasta_otel.slo.state import NoState, StateStore
 from pasta_otel.slo.telemetry import Telemetry
-from pasta_otel.slo.verdict import Memory, Outcome, advance, read_pair
+from pasta_otel.slo.verdict import Memory, Outcome, advance, read_pair, silenced
 from pasta_otel.slo.windows import BurnRateWindow, BurnRateWindows
 
 T = TypeVar("T")
@@ -192,7 +192,9 @@ class SLOController:
             read_pair(row, measured[1 + 2 * i], measured[2 + 2 * i], period_ns, self._windows)
             for i, row in enumerate(self._windows.rows)
         ]
-        return advance(self._memories.get(slo.name), readings, self._windows, now_unix_nano)
+        outcome = advance(self._memories.get(slo.name), readings, self._windows, now_unix_nano)
+        silence = self._silence(slo, now_unix_nano)
+        return silenced(outcome, self._memories.get(slo.name), silence, now_unix_nano) if silence else outcome
 
     def _remember(self, before: dict[str, Memory]) -> None:
         """Write memory before anybody acts on it: whatever is keyed by a burn's beginning happens once."""

@@ -6,7 +6,7 @@ Pure: memory and readings in, memory and verdict out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pasta_otel.model import NoDataReason, Verdict
 from pasta_otel.slo.budget import Measured
@@ -122,6 +122,15 @@ def advance(memory: Memory | None, readings: Sequence[Reading], guards: BurnRate
         reason=blocking.reason if blocking else None,
         detail=_detail(blocking, rates),
     )
+
+
+def silenced(outcome: Outcome, memory: Memory | None, reason: str, now_unix_nano: int) -> Outcome:
+    """Return the outcome during planned maintenance: what happened just before it must not make anybody act in it."""
+    if outcome.memory.verdict != "burning":
+        return outcome
+    since = memory.since_unix_nano if memory is not None and memory.verdict == "no_data" else now_unix_nano
+    kept = replace(outcome.memory, verdict="no_data", since_unix_nano=since)
+    return replace(outcome, memory=kept, reason="partial", detail=f"planned maintenance: {reason}")
 
 
 def _still_active(before: Memory, reading: Reading, guards: BurnRateWindows, now: int) -> int | None:

@@ -82,6 +82,16 @@ def test_nobody_asks_why_during_maintenance():
     assert silent.asked == []
 
 
+def test_a_burn_that_began_just_before_maintenance_makes_nobody_act_in_it():
+    late = Maintenance(TimeWindow(START + 610 * SECOND, START + 905 * SECOND), "upgrade")
+    seen = states(maintenance=(late,))
+    assert "burning" in {state.verdict for state in seen if not state.silenced}
+    during = [state for state in seen if state.silenced]
+    assert {state.verdict for state in during} == {"no_data"}
+    assert during[0].detail == "planned maintenance: upgrade"
+    assert seen[-1].verdict == "ok"
+
+
 FILE = """
 kind: MaintenanceWindows
 windows:
