@@ -212,7 +212,7 @@ def _cause(rank: int, cause: Json) -> str:
 
 def _quantity(metric: str, value: float) -> str:
     if metric.endswith("_seconds"):
-        return f"{value * 1000:.1f} ms"
+        return f"{value * 1000:.3g} ms"
     return f"{100 * value:.1f} %" if metric.endswith(("_ratio", "_share")) else f"{value:.3g}"
 
 

@@ -111,6 +111,7 @@ def _spawn_hog(cpu: int) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     arrange()
+    os.setsid()  # the kernel shares CPUs out by session first (sched_autogroup): one session would weigh as one process
     os.sched_setaffinity(0, {cpu})
     while True:
         pass
