@@ -13,6 +13,7 @@ class SidecarOptions:
     """One sidecar.
 
     Attributes:
+        receive: Listen for OTLP; False = a controller over other sources (Prometheus).
         host: Address to bind; loopback unless told otherwise.
         otlp_grpc_port: OTLP/gRPC; 0 takes a free port.
         otlp_http_port: OTLP/HTTP; 0 takes a free port.
@@ -36,6 +37,7 @@ class SidecarOptions:
         tls_key: Its key.
     """
 
+    receive: bool = True
     host: str = "127.0.0.1"
     otlp_grpc_port: int = 4317
     otlp_http_port: int = 4318
@@ -66,5 +68,7 @@ class SidecarOptions:
             raise InputError("must not be negative", field="--grace")
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise InputError("certificate and key belong together", field="--tls-key")
+        if not self.receive and not self.slo_paths:
+            raise InputError("a controller needs SLO files to watch", field="--slo")
         if self.policy and self.state_dir is None:
             raise InputError("a policy needs a directory for its audit", field="--state")

@@ -168,12 +168,9 @@ class Sidecar:
                 log.exception("host metrics")
 
     def _addresses(self) -> dict[str, Any]:
-        return {
-            "event": "ready",
-            "otlp_http": self._receiver.http_url,
-            "otlp_grpc": self._receiver.grpc_target,
-            "api": self._api.url,
-        }
+        receiver = self._receiver
+        otlp = {"otlp_http": receiver.http_url, "otlp_grpc": receiver.grpc_target} if self._options.receive else {}
+        return {"event": "ready", **otlp, "api": self._api.url}
 
     def _open_store(self) -> DuckDBSpanStore:
         options = self._options
@@ -187,8 +184,8 @@ class Sidecar:
     def _build_receiver(self, points: Ledger) -> Receiver:
         options = self._options
         config = ReceiverConfig(
-            grpc_address=f"{options.host}:{options.otlp_grpc_port}",
-            http_address=f"{options.host}:{options.otlp_http_port}",
+            grpc_address=f"{options.host}:{options.otlp_grpc_port}" if options.receive else None,
+            http_address=f"{options.host}:{options.otlp_http_port}" if options.receive else None,
             bearer_token=options.token or None,
             tls_certificate_file=options.tls_certificate or None,
             tls_key_file=options.tls_key or None,

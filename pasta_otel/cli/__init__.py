@@ -15,6 +15,7 @@ from pasta_otel.errors import PastaError
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("pasta_otel.cli.run", "Run a program with pasta-otel's instrumentation."),
     "sidecar": ("pasta_otel.cli.sidecar", "Receive OTLP, store spans, watch SLOs and act, for one pod."),
+    "controller": ("pasta_otel.cli.controller", "Watch SLOs over Prometheus servers, without receiver and store."),
     "slo": ("pasta_otel.cli.slo", "Validate SLO files and show their state."),
     "import": ("pasta_otel.cli.import_", "Import profiler traces, OTLP JSON and Jaeger JSON."),
     "attribute": ("pasta_otel.cli.attribute", "Say why an SLO burns, from a store."),
