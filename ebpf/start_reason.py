@@ -15,6 +15,13 @@ StartReason = Literal[
     "verifier_or_version",
     "bcc_missing",
     "kernel_lockdown_confidentiality",
+    "libbpf_missing",
+    "object_missing",
+    "loader_cannot",
+    "btf_missing",
+    "library_stripped",
+    "return_probes_unsafe",
+    "tracefs_missing",
     "unknown",
 ]
 
@@ -49,6 +56,13 @@ HELP: dict[StartReason, str] = {
     "verifier_or_version": "the kernel refused the program: its verifier log says why",
     "bcc_missing": "install bcc (Debian: python3-bpfcc), or use the CO-RE loader",
     "kernel_lockdown_confidentiality": "the kernel is locked down (confidentiality): eBPF cannot read anything",
+    "libbpf_missing": "install libbpf 1.x (Debian, Ubuntu: apt-get install libbpf1)",
+    "object_missing": "install clang and libbpf-dev and run `python -m pasta_otel.ebpf.build`",
+    "loader_cannot": "use the core loader for this probe",
+    "btf_missing": "use a kernel with CONFIG_DEBUG_INFO_BTF=y, or the bcc loader with the running kernel's headers",
+    "library_stripped": "the functions' names are gone from this file: link dynamically, or keep its symbols",
+    "return_probes_unsafe": "Linux 6.11 to 6.13 kill a traced process under seccomp: calls are counted, not timed",
+    "tracefs_missing": "mount -t tracefs tracefs /sys/kernel/tracing, and give the agent CAP_DAC_READ_SEARCH",
     "unknown": "see the error text",
 }
 

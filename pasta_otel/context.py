@@ -32,7 +32,30 @@ def _fast_context() -> tuple[Callable[[], Context], Callable[[Context], object]]
     return context_api.get_current, context_api.attach
 
 
-current_context, set_current_context = _fast_context()
+current_context, _put = _fast_context()
+_set = _put
+
+
+def set_current_context(context: Context) -> None:
+    """Make a context the current one of this thread or task."""
+    _set(context)
+
+
+def watch_set(observer: Callable[[Context], None]) -> Callable[[], None]:
+    """Call ``observer`` after every ``set_current_context``; return what ends that. There is one observer at a time."""
+    global _set  # noqa: PLW0603 - a global, because this lies on the path of every recorded module call
+
+    def put_and_tell(context: Context) -> None:
+        _put(context)
+        observer(context)
+
+    def undo() -> None:
+        global _set  # noqa: PLW0603 - as above
+        if _set is put_and_tell:
+            _set = _put
+
+    _set = put_and_tell
+    return undo
 
 
 class CurrentIds(NamedTuple):

@@ -1,0 +1,106 @@
+"""Builds what the loaders load: ``python -m pasta_otel.ebpf.build [FOLDER]``. Needs clang, libbpf-dev and cpp."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent / "bpf"
+MARK = "pasta_end_of_shared_part"
+TARGETS = {"x86_64": "x86", "aarch64": "arm64"}
+CLANG = re.compile(r"clang-\d+")
+
+
+class BuildError(Exception):
+    """The objects could not be built; says what is missing."""
+
+
+def find_tool(*names: str) -> str | None:
+    """Return the first of some tools, or its newest versioned copy (``clang-16``)."""
+    for name in names:
+        if found := shutil.which(name):
+            return found
+        folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+        versions = [
+            path for folder in folders for path in folder.glob(f"{name}-*") if path.name[len(name) + 1 :].isdigit()
+        ]
+        if versions:
+            return str(max(versions, key=lambda path: int(path.name.rpartition("-")[2])))
+    return None
+
+
+def build(folder: Path, sources: Path = SOURCES, machine: str | None = None) -> list[Path]:
+    """Compile every source to a CO-RE object, and expand it for bcc.
+
+    Raises:
+        BuildError: A tool or header is missing, or a source does not compile.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    made = [expand(source, folder) for source in sorted(sources.glob("*.bpf.c"))]
+    return made + [compile_object(source, folder, machine) for source in sorted(sources.glob("*.bpf.c"))]
+
+
+def compile_object(source: Path, folder: Path, machine: str | None = None) -> Path:
+    """Compile one source for the CO-RE loader."""
+    clang = find_tool("clang")
+    if clang is None:
+        raise BuildError(
+            "no clang: the CO-RE objects cannot be built (Debian, Ubuntu: apt-get install clang libbpf-dev)"
+        )
+    target = folder / source.name.replace(".bpf.c", ".bpf.o")
+    architecture = TARGETS[machine or platform.machine()]
+    flags = ["-O2", "-g", "-target", "bpf", f"-D__TARGET_ARCH_{architecture}", "-Wall", *_multiarch(machine)]
+    _run([clang, *flags, "-c", str(source), "-o", str(target)])
+    if strip := find_tool("llvm-strip"):
+        _run([strip, "-g", str(target)])  # debug sections only: BTF stays
+    return target
+
+
+def expand(source: Path, folder: Path) -> Path:
+    """Expand one source's macros for bcc: the shared part and its own, apart."""
+    text = f'#include "pasta.bpf.h"\n{MARK}\n#include "{source.name}"\n'
+    command = [find_tool("cpp", "clang-cpp") or "cpp", "-P", "-DPASTA_BCC", f"-I{source.parent}"]
+    if platform.machine() == "x86_64":
+        command.append("-U__aarch64__")
+    shared, _, own = _run([*command, "-"], text).partition(MARK)
+    (folder / "pasta.bcc.c").write_text(shared.strip() + "\n", encoding="utf-8")
+    target = folder / source.name.replace(".bpf.c", ".bcc.c")
+    target.write_text(own.strip() + "\n", encoding="utf-8")
+    return target
+
+
+def _multiarch(machine: str | None) -> list[str]:
+    """Return where Debian keeps <asm/types.h>, which clang does not look at for the BPF target."""
+    folder = f"/usr/include/{machine or platform.machine()}-linux-gnu"
+    return [f"-I{folder}"] if Path(folder).is_dir() else []
+
+
+def _run(command: list[str], text: str | None = None) -> str:
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise BuildError(f"no {Path(command[0]).name}") from error
+    if done.returncode:
+        raise BuildError(f"{Path(command[0]).name} failed: {done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+def main() -> int:
+    """Build into the package, or into the folder that is given."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCES.parent / "objects"
+    try:
+        made = build(folder)
+    except BuildError as error:
+        print(f"pasta_otel.ebpf.build: {error}", file=sys.stderr)  # noqa: T201 - a command
+        return 3
+    print("\n".join(map(str, made)))  # noqa: T201 - a command
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

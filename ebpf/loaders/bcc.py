@@ -1,0 +1,193 @@
+"""The same sources through bcc: for nodes whose kernel has no BTF, or that have no prebuilt object.
+
+bcc is the distribution's package (Debian: python3-bpfcc); it wants the headers of the running kernel and CAP_SYS_ADMIN.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pasta_otel.ebpf.ports import Link, Refusal, RefusedError, Site, refused
+from pasta_otel.ebpf.probes import OBJECT_FOLDER, Probe
+from pasta_otel.ebpf.start_reason import start_reason
+
+DISTRIBUTION_PACKAGES = "/usr/lib/python3/dist-packages"
+ATTACH_ATTEMPTS = 3  # bcc hands one argument too few to its library: an attach fails now and then (iovisor/bcc#5269)
+
+
+def import_bcc() -> Any:
+    """Return the module ``bcc`` of the distribution, also from another Python.
+
+    Raises:
+        RefusedError: It is not installed.
+    """
+    try:
+        return importlib.import_module("bcc")
+    except ImportError:
+        pass
+    sys.path.append(DISTRIBUTION_PACKAGES)
+    try:
+        return importlib.import_module("bcc")
+    except ImportError as error:
+        raise RefusedError(Refusal("bcc_missing", 0, str(error))) from error
+    finally:
+        sys.path.remove(DISTRIBUTION_PACKAGES)
+
+
+def expanded_source(probes: Sequence[Probe], folder: Path = OBJECT_FOLDER) -> str:
+    """Return one program text for several probes: the shared part, each probe's own, one function per cookie.
+
+    Raises:
+        RefusedError: The expanded sources are not there.
+    """
+    try:
+        parts = [
+            (folder / f"{name}.bcc.c").read_text(encoding="utf-8") for name in ("pasta", *(p.name for p in probes))
+        ]
+    except OSError as error:
+        raise RefusedError(
+            Refusal("object_missing", error.errno or 0, f"{error.filename}: {error.strerror}")
+        ) from error
+    parts += [
+        _wrapper(program, cookie) for probe in probes for program in probe.uprobe_programs for cookie in _cookies(probe)
+    ]
+    return "#include <uapi/linux/ptrace.h>\n" + "\n".join(parts)
+
+
+def _cookies(probe: Probe) -> list[int]:
+    return [api.cookie for api in probe.apis if api.symbols]
+
+
+def _wrapper(program: str, cookie: int) -> str:
+    return f"int {program}_{cookie}(struct pt_regs *ctx) {{ return {program}_body(ctx, {cookie}ULL); }}"
+
+
+class BccLoader:
+    """Compile and load through bcc.
+
+    Args:
+        folder: Where the expanded sources lie.
+        module: The module ``bcc``; imported when it is None.
+    """
+
+    name = "bcc"
+
+    def __init__(self, folder: Path = OBJECT_FOLDER, module: Any = None) -> None:
+        self._folder, self._module = folder, module
+
+    def load(self, probes: Sequence[Probe]) -> BccLoaded:
+        """Compile all probes as one program; functions load when they are attached."""
+        mine = [probe for probe in probes if "bcc" in probe.loaders]
+        text = expanded_source(mine, self._folder)
+        module = self._module or import_bcc()
+        bpf = _compile(module, text)
+        loaded = BccLoaded(module, bpf)
+        for probe in probes:
+            if probe not in mine:
+                loaded.refusals[probe.name] = Refusal("loader_cannot", 0, f"{probe.name} is for the core loader only")
+        return loaded
+
+
+def _compile(module: Any, text: str) -> Any:
+    try:
+        return module.BPF(text=text.encode(), cflags=["-w"])
+    except Exception as error:
+        raise RefusedError(Refusal(start_reason(str(error)), 0, str(error).strip()[-500:])) from error
+
+
+class BccLoaded:
+    """One compiled module."""
+
+    loader = "bcc"
+
+    def __init__(self, module: Any, bpf: Any) -> None:
+        self._module, self._bpf = module, bpf
+        self.refusals: dict[str, Refusal] = {}
+        self._functions: dict[str, Any] = {}
+
+    def map_fd(self, name: str) -> int:
+        """Return a map's descriptor."""
+        return int(self._module.libbcc.lib.bpf_table_fd(self._bpf.module, name.encode()))
+
+    def program_fds(self) -> Mapping[str, int]:
+        """Return the descriptors of functions that are loaded so far."""
+        return {name: function.fd for name, function in self._functions.items()}
+
+    def attach_uprobes(self, probe: str, program: str, path: str, sites: Sequence[Site]) -> Link:
+        """Attach one function per cookie, one by one."""
+        places = [(site, f"{program}_{site.cookie}") for site in sites]
+        return self._attach_each(probe, path, places, self._bpf.attach_uprobe, self._bpf.detach_uprobe)
+
+    def attach_uretprobes(self, probe: str, program: str, path: str, sites: Sequence[Site]) -> Link:
+        """Attach the return function, one by one."""
+        places = [(site, program) for site in sites]
+        return self._attach_each(probe, path, places, self._bpf.attach_uretprobe, self._bpf.detach_uretprobe)
+
+    def _attach_each(
+        self,
+        probe: str,
+        path: str,
+        places: Sequence[tuple[Site, str]],
+        attach: Callable[..., Any],
+        detach: Callable[..., Any],
+    ) -> Link:
+        link = _BccLink()
+        try:
+            for site, function in places:
+                self._load_function(probe, function, self._module.BPF.KPROBE)
+                place = {"name": path.encode(), "addr": site.offset}
+                _attempt(partial(attach, **place, fn_name=function.encode()), path)
+                link.add(partial(detach, **place))
+        except RefusedError:
+            link.close()
+            raise
+        return link
+
+    def attach_tracepoint(self, probe: str, program: str, tracepoint: str) -> Link:
+        """Attach to a tracepoint, by its id in tracefs."""
+        self._load_function(probe, program, self._module.BPF.TRACEPOINT)
+        _attempt(lambda: self._bpf.attach_tracepoint(tp=tracepoint.encode(), fn_name=program.encode()), tracepoint)
+        link = _BccLink()
+        link.add(lambda: self._bpf.detach_tracepoint(tracepoint.encode()))
+        return link
+
+    def _load_function(self, probe: str, function: str, kind: int) -> None:
+        try:
+            self._functions[f"{probe}/{function}"] = self._bpf.load_func(function.encode(), kind)
+        except Exception as error:
+            raise RefusedError(Refusal(start_reason(str(error)), 0, str(error).strip()[-500:])) from error
+
+    def close(self) -> None:
+        """Detach and unload; ``BPF.close`` alone would not detach."""
+        self._bpf.cleanup()
+
+
+class _BccLink:
+    """Several attachments that end together."""
+
+    def __init__(self) -> None:
+        self._detach: list[Callable[[], Any]] = []
+
+    def add(self, detach: Callable[[], Any]) -> None:
+        self._detach.append(detach)
+
+    def close(self) -> None:
+        while self._detach:
+            self._detach.pop()()
+
+
+def _attempt(attach: Callable[[], Any], what: str) -> None:
+    for left in reversed(range(ATTACH_ATTEMPTS)):
+        try:
+            attach()
+        except Exception as error:
+            if not left:
+                number = error.errno if isinstance(error, OSError) else 0
+                raise refused(OSError(number or 0, str(error)), f"attaching to {what}", str(error)) from error
+        else:
+            return

@@ -1,0 +1,159 @@
+"""Which processes there are, what they publish and which libraries they map; found again and again through /proc."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pasta_otel.ebpf.hostfiles.files import read_text
+from pasta_otel.ebpf.process_context import ProcessContext, context_address, published_at, read_context
+
+YOUNG_S = 60.0
+YOUNG_EVERY_S, OLD_EVERY_S = 1.0, 15.0
+"""How often a process's map is read: often while it starts (imports take their time), rarely later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A mapped file, told apart by what the kernel attaches to: the inode.
+
+    Attributes:
+        device: Device as the map shows it.
+        inode: Inode.
+        path: A path through which it can be opened now: ``/proc/PID/root/...``.
+        shown: The path as the process sees it.
+    """
+
+    device: str
+    inode: int
+    path: str
+    shown: str
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Return what makes it one file."""
+        return self.device, self.inode
+
+
+@dataclass(slots=True)
+class Process:
+    """One process.
+
+    Attributes:
+        pid: Its id.
+        start: Start time in clock ticks: with the pid, its identity.
+        context: What it publishes, or None.
+        address: Where its context is mapped.
+        libraries: Mapped libraries that somebody wants.
+        namespace: Device and inode of its pid namespace.
+        executable: Its executable, when that carries the wanted functions itself.
+    """
+
+    pid: int
+    start: int
+    context: ProcessContext | None = None
+    address: int | None = None
+    libraries: tuple[Library, ...] = ()
+    namespace: tuple[int, int] = (0, 0)
+    first_seen_s: float = 0.0
+    next_scan_s: float = 0.0
+
+    @property
+    def service(self) -> str:
+        """Return its service name, or empty."""
+        return str(self.context.resource.get("service.name", "")) if self.context else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a scan found."""
+
+    appeared: tuple[Process, ...] = ()
+    changed: tuple[Process, ...] = ()
+    gone: tuple[Process, ...] = ()
+
+
+class ProcessTable:
+    """All processes, scanned on demand.
+
+    Args:
+        proc: ``/proc``.
+        library: Start of the file names of libraries to find, e.g. ``libcuda.so``.
+        now_s: A clock that does not go back, seconds.
+    """
+
+    def __init__(self, proc: Path, library: str, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._proc, self._now = proc, now_s
+        self._library = re.compile(rf"^\S+ ..x\S* \S+ (\S+) (\d+)\s+(/\S*/{re.escape(library)}\S*)", re.MULTILINE)
+        self.processes: dict[int, Process] = {}
+
+    def scan(self, hints: Iterable[int] = ()) -> Changes:
+        """Look at new processes, at those whose time has come, and at ``hints`` at once."""
+        now, soon = self._now(), set(hints)
+        appeared, changed = [], []
+        pids = set(self._pids())
+        gone = [self.processes.pop(pid) for pid in [*self.processes] if pid not in pids]
+        for pid in pids:
+            known = self.processes.get(pid)
+            start = self._start(pid)
+            if known is not None and start != known.start:
+                gone.append(self.processes.pop(pid))
+                known = None
+            if start is None:
+                continue
+            if known is None:
+                known = self.processes[pid] = Process(pid, start, first_seen_s=now)
+                appeared.append(known)
+                self._look(known, now)
+            elif self._due(known, now, soon) and self._look(known, now):
+                changed.append(known)
+        return Changes(tuple(appeared), tuple(changed), tuple(gone))
+
+    def _due(self, process: Process, now: float, soon: set[int]) -> bool:
+        if process.context is not None and process.address is not None:
+            stamp = published_at(self._proc, process.pid, process.address)
+            if stamp != process.context.published_at_ns:
+                return True
+        return now >= process.next_scan_s or process.pid in soon
+
+    def _pids(self) -> Iterator[int]:
+        return (int(name) for name in os.listdir(self._proc) if name.isdigit())  # noqa: PTH208 - thousands of entries
+
+    def _start(self, pid: int) -> int | None:
+        """Return when a process started, in clock ticks; None when it is gone, or a kernel thread."""
+        text = read_text(self._proc / str(pid) / "stat")
+        fields = text.rpartition(")")[2].split() if text else []
+        return int(fields[19]) if len(fields) > 20 and int(fields[20]) > 0 else None
+
+    def _look(self, process: Process, now: float) -> bool:
+        """Read a process's map; return whether something changed."""
+        young = now - process.first_seen_s < YOUNG_S
+        process.next_scan_s = now + (YOUNG_EVERY_S if young else OLD_EVERY_S)
+        maps = read_text(self._proc / str(process.pid) / "maps") or ""
+        before = (process.context, process.libraries)
+        process.address = context_address(maps)
+        context = read_context(self._proc, process.pid, process.address) if process.address else None
+        process.context = context
+        process.libraries = tuple(self._libraries(process.pid, maps))
+        process.namespace = self._namespace(process.pid)
+        return before != (process.context, process.libraries)
+
+    def _libraries(self, pid: int, maps: str) -> Iterator[Library]:
+        root = self._proc / str(pid) / "root"
+        seen = set()
+        for device, inode, shown in self._library.findall(maps):
+            library = Library(device, int(inode), f"{root}{shown}", shown)
+            if library.key not in seen:
+                seen.add(library.key)
+                yield library
+
+    def _namespace(self, pid: int) -> tuple[int, int]:
+        try:
+            found = os.stat(self._proc / str(pid) / "ns" / "pid")  # noqa: PTH116 - one call less
+        except OSError:
+            return 0, 0
+        return found.st_dev, found.st_ino

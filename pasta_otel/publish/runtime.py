@@ -1,0 +1,175 @@
+"""Keeps the running thread's slot equal to its current OpenTelemetry context.
+
+Three places tell when the context of a thread changes: attach and detach of OpenTelemetry's runtime context, our own
+module hooks, and the callbacks that an asyncio loop runs (each is one step of a task, in the task's own context).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from opentelemetry import context as context_api
+from opentelemetry.context import Context
+from opentelemetry.trace import Span
+
+from pasta_otel import context as own_context
+from pasta_otel.context import SPAN_KEY, RowSpan
+from pasta_otel.publish.slots import NOWHERE, SlotTable, unseen_switches
+
+_EMPTY = Context()
+_running_loop = asyncio._get_running_loop  # noqa: SLF001 - documented; "for event loop implementers" and fast
+
+
+class ContextWatcher:
+    """Installs and removes the hooks; publishes into a slot table.
+
+    Attributes:
+        observed_loops: Event loop types whose steps are seen.
+    """
+
+    observed_loops: tuple[type, ...] = (asyncio.BaseEventLoop,)
+
+    def __init__(self, table: SlotTable) -> None:
+        self._table = table
+        self._green = unseen_switches()
+        self._undo: list[Callable[[], None]] = []
+        self.publish = self._publisher()
+
+    def _publisher(self) -> Callable[[Context], None]:
+        """Return the function that writes a context's span into the calling thread's slot, bound for speed."""
+        table, observed, green = self._table, self.observed_loops, self._green
+        slot, write, clear, running_loop = table.offset, table.write, table.clear, _running_loop
+
+        def publish(context: Context) -> None:
+            try:
+                offset = slot()
+                if offset == NOWHERE:
+                    return
+                span: Any = context.get(SPAN_KEY)
+                if span is None:
+                    clear(offset)
+                    return
+                if type(span) is RowSpan:
+                    root = span.local_root
+                    trace_id, span_id, flags = root.trace_id, span.span_id, root.trace_flags
+                elif isinstance(span, Span):
+                    found = span.get_span_context()
+                    trace_id, span_id, flags = found.trace_id, found.span_id, found.trace_flags
+                else:
+                    trace_id = 0
+                if not trace_id:
+                    clear(offset)
+                    return
+                loop = running_loop()
+                write(offset, trace_id, span_id, flags, green or (loop is not None and not isinstance(loop, observed)))
+            except Exception:  # noqa: BLE001 - telemetry never breaks the service
+                return
+
+        return publish
+
+    # -- hooks ---------------------------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Follow every change of context from now on, and publish the calling thread's."""
+        self._watch_runtime_context()
+        self._watch_own_setter()
+        self._watch_loops()
+        self.publish_current()
+
+    def publish_current(self) -> None:
+        """Publish the calling thread's context."""
+        self.publish(context_api.get_current())
+
+    def remove(self) -> None:
+        """Put everything back."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _watch_runtime_context(self) -> None:
+        runtime: Any = context_api._RUNTIME_CONTEXT  # noqa: SLF001 - the one object that every attach goes through
+        attach, detach, current, publish = runtime.attach, runtime.detach, runtime.get_current, self.publish
+
+        def attach_and_publish(context: Context) -> Any:
+            token = attach(context)
+            publish(context)
+            return token
+
+        def detach_and_publish(token: Any) -> None:
+            try:
+                detach(token)
+            finally:
+                publish(current())
+
+        runtime.attach, runtime.detach = attach_and_publish, detach_and_publish
+
+        def undo() -> None:
+            if runtime.__dict__.get("attach") is attach_and_publish:
+                del runtime.attach, runtime.detach
+
+        self._undo.append(undo)
+
+    def _watch_own_setter(self) -> None:
+        self._undo.append(own_context.watch_set(self.publish))
+
+    def _watch_loops(self) -> None:
+        runtime = context_api._RUNTIME_CONTEXT  # noqa: SLF001 - as above
+        variable = getattr(runtime, "_current_context", None)
+        if not isinstance(variable, contextvars.ContextVar):
+            self.observed_loops = ()
+            self.publish = self._publisher()
+            return
+        self._undo.append(_replace(asyncio.events.Handle, "_run", self._around_handle(variable)))
+        self._undo.append(_replace(asyncio.BaseEventLoop, "run_in_executor", self._around_executor(variable)))
+
+    def _around_handle(self, variable: contextvars.ContextVar[Context]) -> Callable[..., None]:
+        run: Callable[..., None] = asyncio.events.Handle._run  # noqa: SLF001 - each step of a task
+        publish = self.publish
+
+        @functools.wraps(run)
+        def run_published(handle: Any) -> None:
+            publish(handle._context.get(variable, _EMPTY))  # noqa: SLF001 - the task's own context
+            try:
+                run(handle)
+            finally:
+                publish(_EMPTY)  # the loop's own waiting belongs to nobody
+
+        return run_published
+
+    def _around_executor(self, variable: contextvars.ContextVar[Context]) -> Callable[..., Any]:
+        """Publish in worker threads that ``asyncio.to_thread`` gives the caller's context to."""
+        submit = asyncio.BaseEventLoop.run_in_executor
+        publish = self.publish
+
+        @functools.wraps(submit)
+        def run_in_executor(loop: Any, executor: Any, func: Any, *args: Any) -> Any:
+            carried = getattr(getattr(func, "func", None), "__self__", None)
+            if not isinstance(carried, contextvars.Context):
+                return submit(loop, executor, func, *args)
+            context = carried.get(variable, _EMPTY)
+
+            def call(*arguments: Any) -> Any:
+                publish(context)
+                try:
+                    return func(*arguments)
+                finally:
+                    publish(_EMPTY)
+
+            return submit(loop, executor, call, *args)
+
+        return run_in_executor
+
+
+def _replace(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Set an attribute; return what puts the old one back, unless somebody else has replaced ours."""
+    old = getattr(owner, name)
+    setattr(owner, name, value)
+
+    def undo() -> None:
+        if getattr(owner, name) is value:
+            setattr(owner, name, old)
+
+    return undo

@@ -1,0 +1,137 @@
+"""A traced program under observation: ``app.py LIBRARY MODE``. Writes what it did as JSON lines, waits for a line between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import sys
+import threading
+import time
+
+from opentelemetry import context as context_api
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+
+from pasta_otel.publish import publish_context
+
+LIBRARY = ctypes.CDLL(sys.argv[1])
+PROVIDER = TracerProvider(resource=Resource({"service.name": f"app-{sys.argv[2]}"}))
+TRACER = PROVIDER.get_tracer("app")
+write_lock = threading.Lock()
+
+
+def tell(**fields: object) -> None:
+    with write_lock:
+        sys.stdout.write(json.dumps(fields) + "\n")
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def traced(name: str):
+    """Run the body within a span; yields what the span will be told to the test as."""
+    calls: dict[str, list[tuple[int, int]]] = {}
+    with TRACER.start_as_current_span(name) as span:
+        yield calls
+        found = span.get_span_context()
+    ids = {"trace_id": f"{found.trace_id:032x}", "span_id": f"{found.span_id:016x}"}
+    tell(event="span", name=name, pid=os.getpid(), tid=threading.get_native_id(), calls=calls, **ids)
+
+
+def call(calls: dict[str, list[tuple[int, int]]], name: str, *arguments: object) -> None:
+    function = getattr(LIBRARY, name)
+    start = time.monotonic_ns()
+    function(*arguments)
+    calls.setdefault(name, []).append((start, time.monotonic_ns()))
+
+
+def every_function() -> None:
+    names = json.loads(os.environ["PASTA_TEST_FUNCTIONS"])
+    with traced("every") as calls:
+        for name in names:
+            size = ctypes.c_size_t(1000)
+            call(
+                calls,
+                name,
+                *((ctypes.c_void_p(1), size) if "Alloc" in name else (ctypes.c_uint64(1), ctypes.c_uint64(2), size)),
+            )
+
+
+def work(count: int) -> None:
+    with traced("outer") as outer:
+        call(outer, "cuLaunchKernel")
+        with traced("inner") as inner:
+            for _ in range(count):
+                call(inner, "cuLaunchKernel")
+                call(inner, "cuStreamSynchronize", None)
+        call(outer, "cuGraphLaunch")
+
+
+def threads() -> None:
+    started = [threading.Thread(target=work, args=(5 + number,)) for number in range(6)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+
+
+async def task(count: int) -> None:
+    with traced("task") as calls:
+        for _ in range(count):
+            call(calls, "cuLaunchKernel")
+            await asyncio.sleep(0)
+            call(calls, "cuGraphLaunch")
+            await asyncio.sleep(0.001)
+            call(calls, "cuStreamSynchronize", None)
+        await asyncio.to_thread(call, calls, "cuCtxSynchronize")
+
+
+async def untraced_task(count: int) -> None:
+    for _ in range(count):
+        LIBRARY.cuMemFree_v2()
+        await asyncio.sleep(0)
+
+
+async def tasks() -> None:
+    await asyncio.gather(*(task(5 + number) for number in range(6)), untraced_task(20))
+
+
+def fork() -> None:
+    with traced("parent") as calls:
+        call(calls, "cuLaunchKernel")
+        child = os.fork()
+        if not child:
+            in_child()
+        call(calls, "cuLaunchKernel")
+    os.waitpid(child, 0)
+
+
+def in_child() -> None:
+    context_api.attach(trace.set_span_in_context(trace.INVALID_SPAN))
+    tell(event="child", pid=os.getpid())
+    sys.stdin.readline()
+    work(5)
+    os._exit(0)
+
+
+MODES = {
+    "every": every_function,
+    "threads": threads,
+    "asyncio": lambda: asyncio.run(tasks()),
+    "fork": fork,
+    "work": lambda: work(5),
+}
+
+publish_context(PROVIDER.resource.attributes)
+tell(event="ready", pid=os.getpid())
+sys.stdin.readline()
+if sys.argv[2] == "flood":
+    with traced("flood") as flooded:
+        LIBRARY.pasta_flood(ctypes.c_long(int(sys.argv[3])))
+else:
+    MODES[sys.argv[2]]()
+tell(event="done", pid=os.getpid())
+sys.stdin.readline()

@@ -1,0 +1,144 @@
+"""Runs ``app.py`` under observation and compares what probes saw with what it did."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from pasta_otel.ebpf.layout import Aggregate, Event
+from pasta_otel.ebpf.observer import Harvest, HostObserver
+from pasta_otel.ebpf.probes import Probe, load_probes
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+FUNCTIONS = [symbol for probe in load_probes() if probe.library for api in probe.apis for symbol in api.symbols]
+
+
+USED = {"cuLaunchKernel", "cuGraphLaunch", "cuStreamSynchronize", "cuCtxSynchronize", "cuMemFree_v2"}
+
+
+def some_functions() -> tuple[Probe, ...]:
+    """Return the probes with the functions that most tests call: perf events detach at ten a second."""
+    return tuple(
+        replace(probe, apis=tuple(api for api in probe.apis if not api.symbols or api.name in USED))
+        for probe in load_probes()
+    )
+
+
+class App:
+    """The program under observation."""
+
+    def __init__(self, library: Path, mode: str, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
+        environ = {**os.environ, "PASTA_TEST_FUNCTIONS": json.dumps(FUNCTIONS), "PYTHONPATH": str(ROOT)}
+        command = [*prefix, sys.executable, str(HERE / "app.py"), str(library), mode, *arguments]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
+        self.told: list[dict[str, Any]] = []
+        self.pid = self.until("ready")["pid"]
+
+    def until(self, event: str) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            told: dict[str, Any] = json.loads(line)
+            self.told.append(told)
+            if told["event"] == event:
+                return told
+        raise AssertionError(f"the program ended before {event!r}: {self.process.wait()}")
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def run(self) -> None:
+        self.go_on()
+        self.until("done")
+
+    @property
+    def spans(self) -> list[dict[str, Any]]:
+        return [told for told in self.told if told["event"] == "span"]
+
+    def close(self) -> None:
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def expected_calls(observer: HostObserver, app: App) -> Counter[tuple[str, str, str]]:
+    """Return how often each span called each function, as the program tells it."""
+    base = {symbol: api.name for api in observer.apis.values() for symbol in api.symbols}
+    calls: Counter[tuple[str, str, str]] = Counter()
+    for span in app.spans:
+        for symbol, times in span["calls"].items():
+            calls[span["trace_id"], span["span_id"], base[symbol]] += len(times)
+    return calls
+
+
+def linked_calls(observer: HostObserver, aggregates: list[Aggregate], pids: set[int]) -> Counter[tuple[str, str, str]]:
+    """Return how often each span called each function, as the probes counted it."""
+    calls: Counter[tuple[str, str, str]] = Counter()
+    for item in aggregates:
+        if item.tgid in pids and item.link == "slot" and observer.apis[item.api].symbols:
+            calls[item.trace_id.hex(), item.span_id.hex(), observer.apis[item.api].name] += item.events
+    return calls
+
+
+def assert_inside(observer: HostObserver, app: App, events: list[Event]) -> int:
+    """Assert that every recorded call lies inside one of its caller's own intervals; return how many there were."""
+    base = {symbol: api.name for api in observer.apis.values() for symbol in api.symbols}
+    intervals: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for span in app.spans:
+        for symbol, times in span["calls"].items():
+            intervals.setdefault((span["span_id"], base[symbol]), []).extend(times)
+    checked = 0
+    for event in events:
+        found = intervals.get((event.span_id.hex(), observer.apis[event.api].name))
+        if found is None:
+            continue
+        assert any(start <= event.start_ns <= event.end_ns <= end for start, end in found), event
+        checked += 1
+    return checked
+
+
+def assert_accounts(observer: HostObserver) -> None:
+    """Assert that no event is unaccounted for (several tries: a program may be in the middle of one)."""
+    for _ in range(20):
+        counters = observer.counters()
+        if all(account.balanced for account in counters.values()):
+            return
+        time.sleep(0.01)
+    raise AssertionError(counters)
+
+
+def host_pids(app: App) -> set[int]:
+    """Return the ids of the program and its children as this pid namespace sees them."""
+    found, waiting = set(), [app.process.pid]
+    while waiting:
+        pid = waiting.pop()
+        found.add(pid)
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            waiting += map(int, task.read_text().split())
+    return found
+
+
+def gather(observer: HostObserver, app: App) -> Harvest:
+    """Let the program run, then bring in what was counted."""
+    app.run()
+    return observer.harvest()

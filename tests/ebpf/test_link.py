@@ -1,0 +1,138 @@
+"""Host events carry the span of the thread they happened on, in every way that a Python service runs code."""
+
+import time
+
+import pytest
+
+from pasta_otel.ebpf.layout import Aggregate
+from pasta_otel.ebpf.probes import load_probes
+from tests.ebpf.scenario import (
+    App,
+    assert_accounts,
+    assert_inside,
+    expected_calls,
+    gather,
+    host_pids,
+    linked_calls,
+)
+
+LOADERS = ("core", "core_perf", "bcc")
+
+
+@pytest.fixture(params=LOADERS)
+def loader(request) -> str:
+    return request.param
+
+
+def of_calls(observer, aggregates: tuple[Aggregate, ...], pids: set[int]) -> list[Aggregate]:
+    return [item for item in aggregates if item.tgid in pids and observer.apis[item.api].symbols]
+
+
+@pytest.mark.parametrize("loader", ["core", "bcc"])
+def test_every_driver_function_is_seen_once_with_its_span_inside_the_callers_interval(observe, standin, loader):
+    with App(standin, "every") as app:
+        observer = observe(loader, probes=load_probes())
+        observer.start()
+        assert not [item for item in observer.report() if item.refusal]
+        harvest = gather(observer, app)
+        assert linked_calls(observer, harvest.aggregates, {app.pid}) == expected_calls(observer, app)
+        assert assert_inside(observer, app, harvest.events) == sum(expected_calls(observer, app).values())
+        assert_accounts(observer)
+
+
+def test_sizes_of_copies_and_allocations_are_summed_in_bytes(observe, standin):
+    with App(standin, "every") as app:
+        observer = observe(probes=load_probes())
+        observer.start()
+        harvest = gather(observer, app)
+        sizes = {observer.apis[item.api].name: item.size for item in of_calls(observer, harvest.aggregates, {app.pid})}
+        assert sizes["cuMemcpyHtoD_v2"] == 2 * 1000  # it and its per-thread-stream copy
+        assert sizes["cuMemsetD32_v2"] == 2 * 4000
+        assert sizes["cuMemAlloc_v2"] == 1000
+        assert sizes["cuLaunchKernel"] == 0
+
+
+@pytest.mark.parametrize("mode", ["threads", "asyncio"])
+def test_concurrent_spans_get_their_own_calls_and_no_others(observe, standin, loader, mode):
+    with App(standin, mode) as app:
+        observer = observe(loader)
+        observer.start()
+        harvest = gather(observer, app)
+        assert linked_calls(observer, harvest.aggregates, {app.pid}) == expected_calls(observer, app)
+        assert assert_inside(observer, app, harvest.events) == sum(expected_calls(observer, app).values())
+        assert_accounts(observer)
+
+
+def test_calls_of_a_task_without_a_span_are_counted_as_unlinked(observe, standin):
+    with App(standin, "asyncio") as app:
+        observer = observe()
+        observer.start()
+        harvest = gather(observer, app)
+        free = [
+            a for a in of_calls(observer, harvest.aggregates, {app.pid}) if observer.apis[a.api].name == "cuMemFree_v2"
+        ]
+        assert [(item.link, item.events) for item in free] == [("none", 20)]
+
+
+def test_a_forked_child_is_linked_to_its_own_spans(observe, standin, loader):
+    with App(standin, "fork") as app:
+        observer = observe(loader)
+        observer.start()
+        app.go_on()
+        child = app.until("child")["pid"]
+        observer.refresh()
+        app.go_on()
+        app.until("done")
+        harvest = observer.harvest()
+        assert linked_calls(observer, harvest.aggregates, {app.pid, child}) == expected_calls(observer, app)
+        assert {span["pid"] for span in app.spans} == {app.pid, child}
+
+
+def test_a_process_in_its_own_pid_namespace_is_linked(observe, standin, loader):
+    with App(standin, "threads", prefix=("unshare", "--pid", "--fork", "--mount-proc")) as app:
+        assert app.pid == 1  # as the program sees itself
+        observer = observe(loader)
+        observer.start()
+        harvest = gather(observer, app)
+        assert linked_calls(observer, harvest.aggregates, host_pids(app)) == expected_calls(observer, app)
+
+
+def test_two_programs_on_one_node_are_told_apart(observe, standin):
+    with App(standin, "threads") as first, App(standin, "asyncio") as second:
+        observer = observe()
+        observer.start()
+        first.run()
+        harvest = gather(observer, second)
+        for app in (first, second):
+            assert linked_calls(observer, harvest.aggregates, {app.pid}) == expected_calls(observer, app)
+            assert observer.service_of(app.pid) == f"app-{'threads' if app is first else 'asyncio'}"
+
+
+def test_a_wait_inside_a_driver_call_is_an_absence_from_the_cpu_of_the_same_span(observe, standin, loader):
+    with App(standin, "threads") as app:
+        observer = observe(loader)
+        observer.start()
+        harvest = gather(observer, app)
+        for span in (span for span in app.spans if span["name"] == "inner"):
+            slept = [
+                item
+                for item in harvest.aggregates
+                if item.span_id.hex() == span["span_id"] and observer.apis[item.api].name == "sleeping"
+            ]
+            assert sum(item.events for item in slept) >= len(span["calls"]["cuStreamSynchronize"])
+        assert_accounts(observer)
+
+
+def test_a_program_that_comes_later_is_found(observe, standin):
+    observer = observe()
+    observer.start()
+    with App(standin, "work") as app:
+        observer.refresh()
+        harvest = gather(observer, app)
+        assert linked_calls(observer, harvest.aggregates, {app.pid}) == expected_calls(observer, app)
+    for _ in range(100):
+        if observer.refresh().gone:
+            break
+        time.sleep(0.02)
+    assert observer.service_of(app.pid) == ""
+    assert not [item for item in observer.report() if item.target == str(standin)]
