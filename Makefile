@@ -58,7 +58,7 @@ test-gpu:
 	$(PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir . -m gpu tests/gpu $(PYTEST_ARGS)
 
 bench: install-test
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(BENCH)
 
 bench-gpu:
 	$(PYTHON) -m benchmarks.gpu
