@@ -81,7 +81,7 @@ def gpt2_decode(batch: int, *, graph: bool = False) -> Step:
     with torch.cuda.graph(captured, stream=stream):
         step()
     run = _with_read_back(lambda: captured.replay(), token)
-    run.model, run.graph = model, captured
+    run.keep = (model, captured, step, position, mask)  # a graph reads from addresses, and keeps nothing alive
     return run
 
 

@@ -34,6 +34,10 @@ def gpu_kernels(rows): return rows[is_kind(rows, (3, 10))]
 def gathered(capture):
     blocks = capture.drain()
     return np.concatenate(blocks) if blocks else np.empty(0)
+def regions_of():
+    regions = Regions(_cupti, time.time_ns)
+    regions.recording = True
+    return regions
 facts = {}
 """
 
@@ -94,7 +98,7 @@ def test_every_gpu_kernel_of_eager_pytorch_is_joined():
     facts = run(
         """
         from benchmarks.gpu.models import WORKLOADS
-        capture, regions = capture_of(detach=False), Regions(_cupti, time.time_ns)
+        capture, regions = capture_of(detach=False), regions_of()
         for name in ("gpt2-decode-b1", "resnet50-fp16"):
             step = WORKLOADS[name]()
             for _ in range(5): step()
@@ -125,7 +129,7 @@ def test_counts_and_durations_equal_torch_profiler_in_alternate_windows():
         from benchmarks.gpu.models import WORKLOADS
         from pasta_otel.gpu.classes import demangle
         from pasta_otel.gpu.cupti.torch_watch import TorchWatch
-        capture, regions = capture_of(detach=False), Regions(_cupti, time.time_ns)
+        capture, regions = capture_of(detach=False), regions_of()
         watch = TorchWatch(capture, regions); assert watch.install()
         step = WORKLOADS["gpt2-decode-b1"]()
         for _ in range(20): step()
@@ -180,7 +184,7 @@ def test_torch_profiler_keeps_its_records_when_it_begins_inside_our_window():
         """
         from torch.profiler import ProfilerActivity, profile
         from pasta_otel.gpu.cupti.torch_watch import TorchWatch
-        capture, regions = capture_of(), Regions(_cupti, time.time_ns)
+        capture, regions = capture_of(), regions_of()
         watch = TorchWatch(capture, regions); assert watch.install()
         def profiled():
             with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as p:
@@ -235,11 +239,11 @@ def test_a_replayed_graph_has_the_modules_of_its_capture():
         from opentelemetry import context as context_api, trace
         from pasta_otel.gpu.cupti.graphs import CudaDriver, GraphRecorder
         from pasta_otel.gpu.cupti.torch_watch import TorchWatch
-        capture, regions = capture_of(detach=False), Regions(_cupti, time.time_ns)
+        from pasta_otel.gpu.torch.names import ModuleNames
+        capture, regions = capture_of(detach=False), regions_of()
         model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.LayerNorm(256)).cuda().half()
-        names = {id(part): name for name, part in model.named_modules()}
         recorder = GraphRecorder(CudaDriver.load(), torch.nn.modules.module,
-                                 lambda: torch.cuda.current_stream().cuda_stream, lambda m, outer: names[id(m)])
+                                 lambda: torch.cuda.current_stream().cuda_stream, ModuleNames())
         watch = TorchWatch(capture, regions, recorder); assert watch.install()
         z = torch.randn(64, 256, device="cuda", dtype=torch.half)
         with torch.inference_mode():
@@ -276,7 +280,7 @@ def test_backward_on_autograds_thread_belongs_to_the_span_that_called_it():
         """
         from opentelemetry import context as context_api, trace
         from pasta_otel.gpu.cupti.torch_watch import TorchWatch
-        capture, regions = capture_of(detach=False), Regions(_cupti, time.time_ns)
+        capture, regions = capture_of(detach=False), regions_of()
         watch = TorchWatch(capture, regions); assert watch.install()
         model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).cuda()
         data = torch.randn(16, 64, device="cuda")
@@ -309,7 +313,7 @@ def test_backward_on_autograds_thread_belongs_to_the_span_that_called_it():
 def test_threads_and_streams_are_kept_apart():
     facts = run(
         """
-        capture, regions = capture_of(detach=False), Regions(_cupti, time.time_ns)
+        capture, regions = capture_of(detach=False), regions_of()
         joiner = Joiner(regions)
         wanted = {}
         def work(number, size, count):

@@ -9,6 +9,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from pasta_otel.gpu.cupti.graphs import GraphRecorder
 from pasta_otel.gpu.cupti.torch_watch import TorchWatch
 from pasta_otel.gpu.mapping import Region, Regions
+from pasta_otel.gpu.torch.names import ModuleNames
 
 
 class Capture:
@@ -43,7 +44,9 @@ def stack():
 
 @pytest.fixture
 def regions(stack):
-    return Regions(stack, lambda: 10**18)
+    found = Regions(stack, lambda: 10**18)
+    found.recording = True
+    return found
 
 
 @pytest.fixture
@@ -169,12 +172,9 @@ class Graph:
 
 @pytest.fixture
 def graphs():
-    def path_of(module, outer):
-        return f"{outer}/{module.adds}"
-
-    driver = Driver()
-    recorder = GraphRecorder(driver, torch.nn.modules.module, lambda: 0, path_of)
-    return driver, recorder
+    driver, names = Driver(), ModuleNames()
+    recorder = GraphRecorder(driver, torch.nn.modules.module, lambda: 0, names)
+    return driver, recorder, names
 
 
 def capture(recorder, run):
@@ -190,8 +190,9 @@ def capture(recorder, run):
 
 
 def test_each_node_of_a_captured_graph_has_the_innermost_module(graphs):
-    driver, recorder = graphs
+    driver, recorder, names = graphs
     model = Part(driver, 1, Part(driver, 2), Part(driver, 3))
+    names.name(model, "model")
 
     def run():
         driver.nodes += 1  # before any module: nobody's
@@ -199,28 +200,21 @@ def test_each_node_of_a_captured_graph_has_the_innermost_module(graphs):
         driver.nodes += 1
 
     graph = capture(recorder, run)
-    assert recorder.nodes_of(graph) == {
-        1: "/1/2",
-        2: "/1/2",
-        3: "/1",
-        4: "/1/3",
-        5: "/1/3",
-        6: "/1/3",
-        7: "/1",
-    }
+    first, second = "model.parts.0", "model.parts.1"
+    assert recorder.nodes_of(graph) == {1: first, 2: first, 3: "model", 4: second, 5: second, 6: second, 7: "model"}
     assert not torch.nn.modules.module._global_forward_hooks
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
 def test_hooks_are_gone_after_a_capture_and_outside_it_nothing_is_noted(graphs):
-    driver, recorder = graphs
+    driver, recorder, _names = graphs
     graph = capture(recorder, lambda: None)
     Part(driver, 5)(torch.ones(1))
     assert recorder.nodes_of(graph) is None
 
 
 def test_a_driver_that_fails_never_breaks_the_capture(graphs):
-    driver, recorder = graphs
+    driver, recorder, _names = graphs
     driver.node_count = lambda stream: 1 / 0
     graph = capture(recorder, lambda: Part(driver, 1)(torch.ones(1)))
     assert graph.capturing is False
@@ -228,7 +222,7 @@ def test_a_driver_that_fails_never_breaks_the_capture(graphs):
 
 
 def test_a_replay_inside_a_span_is_a_region_with_the_nodes_of_its_capture(graphs, regions, stack, inside_a_span):
-    driver, recorder = graphs
+    driver, recorder, _names = graphs
 
     class Watched(Graph):
         pass
@@ -248,7 +242,7 @@ def test_a_replay_inside_a_span_is_a_region_with_the_nodes_of_its_capture(graphs
     assert graph.replay() == "replayed"
     (entered, external_id), left = stack.log
     assert (entered, left) == ("enter", ("leave", external_id))
-    assert regions.find(external_id) == Region(0xABC, 0x123, None, {0: "/2", 1: "/2"})
+    assert regions.find(external_id) == Region(0xABC, 0x123, None, {0: "Part", 1: "Part"})
     assert watched_capture.graphs_in_use
     watch.uninstall()
     graph.replay()

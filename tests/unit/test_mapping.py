@@ -44,7 +44,9 @@ def now():
 
 @pytest.fixture
 def regions(now):
-    return Regions(Stack(), now)
+    found = Regions(Stack(), now)
+    found.recording = True
+    return found
 
 
 def rows(builder):
@@ -128,6 +130,20 @@ def test_work_without_timestamps_is_counted_and_goes_no_further(regions):
     assert joined.counts.work == len(joined.work) == 1
 
 
+def test_outside_windows_nothing_is_kept_of_a_region_that_was_left(regions):
+    regions.recording = False
+    for number in range(1000):
+        regions.enter(1, number)
+        regions.leave(number)
+        regions.end(number)
+    assert not regions._young
+    assert not regions._ends
+    regions.enter(1, 5)
+    regions.recording = True
+    regions.leave(5)
+    assert regions.find(5) == Region(1, 5)
+
+
 def test_nothing_at_all_is_no_error(regions):
     joined = Joiner(regions).join([np.empty(0, ROW)])
     assert joined.counts == JoinCounts()
@@ -151,3 +167,20 @@ def test_buffers_recorded_on_an_h200_are_joined(regions):
     assert len(replays) == 9
     assert {int(row["node"]) & 0xFFFFFFFF for row in replays} == {0, 1, 2}
     assert joined.counts.early == 0
+
+
+def test_a_t2_window_of_an_h200_is_joined_completely_with_backward_and_graph(regions):
+    """Recorded by benchmarks.gpu.record: the runtime's and the driver's launch calls; every GPU kernel is joined."""
+    ring = _cupti.Ring()
+    read_recording(RECORDING.with_name("h200-cuda13.0-t2.cupti.gz")).decode_into(ring)
+    for number in range(8):
+        regions.enter(1, 1000 + number, "forward")
+        regions.enter(1, 2000 + number, "backward")
+    regions.enter_as(5000, Region(2, 77, None, {0: "0", 1: "1", 2: "2", 3: "3"}))
+    joined = Joiner(regions).join(views(ring.take()))
+    assert joined.counts == JoinCounts(work=196, linked=196)
+    names = ring.names(0)
+    replayed = [row for row, at in zip(joined.work, joined.region, strict=True) if joined.regions[at].span_id == 77]
+    assert [int(row["node"]) & 0xFFFFFFFF for row in replayed] == [0, 1, 2, 3]
+    assert "layer_norm" in names[replayed[0]["name"]]
+    assert ring.counts()["graphs"] == 5

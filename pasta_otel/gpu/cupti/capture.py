@@ -2,8 +2,8 @@
 
 CUPTI that is attached costs every launch even while nothing is recorded: on an H200 (CUDA 13.0) 0.7 us once GPU kernels
 were recorded and 1.8 us once API calls were, beside 5.5 us for a launch (docs/overhead.md). So a window attaches, and
-detaches at its end. It does not in a process that uses CUDA graphs: a graph that CUPTI has prepared for tracing fails once
-CUPTI has gone (seen with CUDA 13.0; Kineto turns its teardown off for the same reason). Such programs launch little.
+detaches at its end. It does not in a process that uses CUDA graphs: a graph that CUPTI has prepared for tracing fails
+once CUPTI has gone (``benchmarks.gpu.graph_detach`` shows it with CUDA 13.0). Such programs launch little.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from pasta_otel.gpu.torch.names import ModuleNames, ModuleNode
+
 _log = logging.getLogger(__name__)
 
 CAPTURE_ACTIVE = 1
@@ -61,7 +63,7 @@ class _Recording(threading.local):
     def __init__(self) -> None:
         self.stream: Callable[[], int] | None = None
         self.nodes: dict[int, str] = {}
-        self.stack: list[str] = []
+        self.stack: list[ModuleNode] = []
         self.seen = 0
         self.undo: list[Any] = []
 
@@ -73,13 +75,11 @@ class GraphRecorder:
         driver: Counts nodes.
         hooks: ``torch.nn.modules.module``, for hooks that live only while a graph is captured.
         stream: The current CUDA stream's handle.
-        path_of: Qualified path of a module, given the module and the path of the module it was called from ("" = none).
+        names: Qualified names of modules.
     """
 
-    def __init__(
-        self, driver: GraphDriver, hooks: Any, stream: Callable[[], int], path_of: Callable[[Any, str], str]
-    ) -> None:
-        self._driver, self._hooks, self._stream, self._path_of = driver, hooks, stream, path_of
+    def __init__(self, driver: GraphDriver, hooks: Any, stream: Callable[[], int], names: ModuleNames) -> None:
+        self._driver, self._hooks, self._stream, self._names = driver, hooks, stream, names
         self._local = _Recording()
         self._graphs: weakref.WeakKeyDictionary[Any, Mapping[int, str]] = weakref.WeakKeyDictionary()
 
@@ -130,7 +130,7 @@ class GraphRecorder:
         if self._local.undo:
             _guarded(self._boundary)
             stack = self._local.stack
-            stack.append(self._path_of(module, stack[-1] if stack else ""))
+            stack.append(_below(stack[-1], module) if stack else self._names.root(module))
 
     def _leave(self, _module: Any, _arguments: Any, _result: Any) -> None:
         if self._local.undo:
@@ -146,8 +146,13 @@ class GraphRecorder:
         count = self._driver.node_count(self._stream())
         if local.stack:
             for node in range(local.seen, count):
-                local.nodes[node] = local.stack[-1]
+                local.nodes[node] = local.stack[-1].site.name
         local.seen = max(local.seen, count)
+
+
+def _below(outer: ModuleNode, module: Any) -> ModuleNode:
+    found = outer.children.get(id(module))
+    return found if found is not None and found.module() is module else outer.add(module)
 
 
 def _guarded(action: Callable[[], None]) -> None:

@@ -76,7 +76,7 @@ RUNTIME_COPIES: Final = (31, 41, 44, 49, 51, 161, 225, 235)
 DRIVER_LAUNCHES: Final = (307, 442, 477, 478, 514, 515, 652, 653)
 RUNTIME_GRAPHS: Final = (310, 311, 312, 315, 316, 348, 349, 418, 436, 437, 443, 452, 453)
 DRIVER_GRAPHS: Final = (495, 496, 513, 514, 515, 539, 540, 578, 580, 581, 643, 656, 657, 720, 721)
-"""Capture, instantiation, upload and launch of CUDA graphs, as in ``_native/decode.c``: CUPTI must not be detached then."""
+"""Capture, instantiation, upload and launch of CUDA graphs, as in ``_native/decode.c``: no detaching then."""
 DRIVER_COPIES: Final = (216, 220, 277, 279, 281, 291, 306, 319, 421, 422, 423)
 
 

@@ -104,6 +104,13 @@ class GpuCapture:
     def window(self, length_ns: int, what: WindowKinds = T2_WINDOW) -> WindowReport | None:
         """Record for a while and digest what came; None when another client has CUPTI."""
         began = time.perf_counter_ns()
+        self.regions.recording = True
+        try:
+            return self._window(length_ns, what, began)
+        finally:
+            self.regions.recording = False
+
+    def _window(self, length_ns: int, what: WindowKinds, began: int) -> WindowReport | None:
         if not self.capture.open(what):
             self.windows["held"] += 1
             return None

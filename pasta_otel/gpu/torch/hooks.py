@@ -42,6 +42,16 @@ class RowSink(Protocol):
         """Take one row."""
 
 
+class ModuleObserver(Protocol):
+    """Wants to know, on the thread that runs the module, which span it is in; must not block and must not raise."""
+
+    def enter(self, trace_id: int, span_id: int, module: str | None = None, /) -> None:
+        """Note that this thread is inside the module's span from here on."""
+
+    def leave(self, span_id: int, /) -> None:
+        """Note that it no longer is."""
+
+
 class _ThreadState:
     """The module calls that are open on a thread, innermost last, and the kernel's id of that thread."""
 
@@ -70,11 +80,13 @@ class ModuleRecorder:
     Attributes:
         before: Forward pre-hook for ``torch.nn.modules.module.register_module_forward_pre_hook``.
         after: Forward hook, to be registered with ``always_call=True``.
+        observer: Told when this thread enters and leaves a recorded module: GPU capture joins launches by it.
         epoch: Raised whenever the hooks were away for a while, so that calls whose end went unseen are found out.
     """
 
     def __init__(self, traces: dict[int, ActiveTrace], sink: RowSink, names: ModuleNames) -> None:
         self.names, self.epoch = names, 0
+        self.observer: ModuleObserver | None = None
         self._local = _Local()
         self._failed = False
         self.before: Before = _make_before(self, self._local, traces)
@@ -167,6 +179,8 @@ def _make_before(  # noqa: C901 - see its inner function
                 stack.append((module, node, trace, parent, span_id, now(), context, recorder.epoch))
             else:
                 stack.append((module, node, trace, parent, span_id, now(), None, recorder.epoch))
+            if recorder.observer is not None:
+                recorder.observer.enter(trace.local_root.trace_id, span_id, node.site.name)
         except Exception:  # noqa: BLE001 - telemetry never breaks the model
             recorder.failed()
 
@@ -193,6 +207,8 @@ def _make_after(recorder: ModuleRecorder, local: _Local, sink: RowSink) -> After
         status = None if result is not None else _raised(sys._getframe(1))
         trace_id = trace.local_root.trace_id
         try:
+            if recorder.observer is not None:
+                recorder.observer.leave(span_id)
             sink.offer(make(OpSpan, (trace_id, span_id, parent, start, end, state.thread_id, node.site, status)))
         except Exception:  # noqa: BLE001 - telemetry never breaks the model
             recorder.failed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pasta_otel.gpu.torch.hooks import ModuleRecorder
+from pasta_otel.gpu.torch.hooks import ModuleObserver, ModuleRecorder
 from pasta_otel.gpu.torch.names import ModuleNames
 from pasta_otel.gpu.torch.provider import ProviderFollower
 from pasta_otel.gpu.torch.switch import HookSwitch
@@ -74,6 +74,10 @@ class ModuleSpans:
     def active(self) -> dict[int, ActiveTrace]:
         """The traces that are being recorded, by trace id."""
         return self._watch.active
+
+    def observe(self, observer: ModuleObserver | None) -> None:
+        """Tell an observer which recorded module each thread is in; None ends it."""
+        self._recorder.observer = observer
 
     def start(
         self,

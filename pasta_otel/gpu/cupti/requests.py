@@ -1,0 +1,55 @@
+"""Requests as regions: a span processor that puts the thread a local root span starts on inside that span."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pasta_otel.gpu.mapping import Regions
+
+
+class RequestRegions:
+    """Duck-typed as the SDK's SpanProcessor; touches nothing but ids.
+
+    A thread that runs an event loop serves many requests in turns and is never inside one of them: there only modules
+    are regions, whose calls do not interleave. Worker threads of an executor become regions by their modules as well.
+
+    Args:
+        regions: Told about each sampled local root span.
+    """
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+
+    def on_start(self, span: Any, parent_context: object = None) -> None:
+        """Begin the request on this thread (SDK callback)."""
+        del parent_context
+        parent, context = span.parent, span.get_span_context()
+        if (parent is None or parent.is_remote) and context.trace_flags.sampled and not _runs_an_event_loop():
+            self._regions.enter(context.trace_id, context.span_id)
+
+    def on_end(self, span: Any) -> None:
+        """End it; on whatever thread this is, nothing launched from now on belongs to it (SDK callback)."""
+        parent = span.parent
+        if parent is None or parent.is_remote:
+            self._regions.end(span.context.span_id)
+            self._regions.leave(span.context.span_id)
+
+    def _on_ending(self, span: object) -> None:
+        """Do nothing (SDK callback)."""
+
+    def shutdown(self) -> None:
+        """Do nothing (SDK callback)."""
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """Return True: nothing is buffered here (SDK callback)."""
+        del timeout_millis
+        return True
+
+
+def _runs_an_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

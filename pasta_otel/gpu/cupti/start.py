@@ -1,0 +1,175 @@
+"""Start GPU capture when the program begins to use CUDA, and not before: a process without a GPU never loads CUPTI."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opentelemetry.metrics import Meter
+
+from pasta_otel._native import _cupti
+from pasta_otel.errors import MissingError
+from pasta_otel.gpu.cupti import library
+from pasta_otel.gpu.cupti.capture import Capture
+from pasta_otel.gpu.cupti.devices import device_uuid
+from pasta_otel.gpu.cupti.graphs import CudaDriver, GraphRecorder
+from pasta_otel.gpu.cupti.requests import RequestRegions
+from pasta_otel.gpu.cupti.service import ColumnsSink, GpuCapture
+from pasta_otel.gpu.cupti.spans import DEFAULT_TRACE_LIMIT
+from pasta_otel.gpu.cupti.torch_watch import TorchWatch
+from pasta_otel.gpu.governor import Governor
+from pasta_otel.gpu.mapping import Regions
+from pasta_otel.gpu.torch.names import ModuleNames
+from pasta_otel.model import HistogramPoint
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""How often a process that does not use CUDA yet is looked at: one read of /proc/self/maps."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """What a deployment decides.
+
+    Attributes:
+        budget: Share of time that capture may cost (``PASTA_OVERHEAD_BUDGET``).
+        trace_limit: Most GPU spans a trace.
+        sampled: Whether a trace's spans are exported.
+        utilization: GPU utilisation 0..1, or None when unknown.
+    """
+
+    budget: float = 0.01
+    trace_limit: int = DEFAULT_TRACE_LIMIT
+    sampled: Callable[[int], bool] = lambda _: True
+    utilization: Callable[[], float | None] = lambda: None
+
+
+class GpuCaptureStarter:
+    """Waits for CUDA, then runs the capture.
+
+    Args:
+        options: What a deployment decides.
+        sink: Takes GPU spans; None = metrics only.
+        meter: Exports the state of the capture.
+        names: Qualified names of modules, for what CUDA graphs replay.
+        uses_cuda: Whether the process has loaded the CUDA driver.
+
+    Attributes:
+        regions: The module hooks' observer (``ModuleSpans.observe``).
+        requests: To be added to the TracerProvider.
+        missing: Why there is no capture although CUDA is used, or None.
+    """
+
+    def __init__(
+        self,
+        options: CaptureOptions,
+        sink: ColumnsSink | None = None,
+        meter: Meter | None = None,
+        *,
+        names: ModuleNames | None = None,
+        uses_cuda: Callable[[], bool] | None = None,
+    ) -> None:
+        self._options, self._sink, self._meter = options, sink, meter
+        self._names = names or ModuleNames()
+        self._uses_cuda = uses_cuda or cuda_is_loaded
+        self.regions = Regions(_cupti, time.time_ns)
+        self.requests = RequestRegions(self.regions)
+        self.service: GpuCapture | None = None
+        self.missing: str | None = None
+        self._watch: TorchWatch | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        if hasattr(os, "register_at_fork"):
+            own = weakref.WeakMethod(self._after_fork)
+            os.register_at_fork(after_in_child=lambda: (method := own()) and method())
+
+    def start(self) -> None:
+        """Begin to wait for CUDA."""
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._wait_for_cuda, name="pasta-gpu-start", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop capturing; what was recorded is digested first."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(LOOK_S)
+        if self.service is not None:
+            self.service.stop()
+        if self._watch is not None:
+            self._watch.uninstall()
+
+    def points(self) -> list[HistogramPoint]:
+        """Return ``gpu.cuda.kernel.duration`` so far; nothing before the first window."""
+        return [] if self.service is None else self.service.points()
+
+    def _wait_for_cuda(self) -> None:
+        while not self._stop.wait(LOOK_S):
+            if self.service is None and self._uses_cuda() and not self._begin():
+                return
+            if self.service is not None and (self._watch is None or self._watch.install()):
+                return
+
+    def _begin(self) -> bool:
+        try:
+            path = library.load()
+            self.service = self._build()
+        except (MissingError, OSError, RuntimeError) as error:
+            self.missing = str(error)
+            _log.warning("no GPU capture: %s", error)
+            return False
+        _log.info("GPU capture uses %s", path)
+        self.service.start()
+        return True
+
+    def _build(self) -> GpuCapture:
+        options = self._options
+        capture = Capture()
+        governor = Governor(options.budget, time.monotonic_ns, utilization=options.utilization)
+        service = GpuCapture(
+            capture,
+            self.regions,
+            governor,
+            device_id=device_uuid,
+            sampled=options.sampled,
+            sink=self._sink,
+            trace_limit=options.trace_limit,
+        )
+        if self._meter is not None:
+            service.register(self._meter)
+        self._watch = TorchWatch(capture, self.regions, self._graph_recorder())
+        self._watch.install()
+        return service
+
+    def _graph_recorder(self) -> GraphRecorder | None:
+        hooks, driver = sys.modules.get("torch.nn.modules.module"), CudaDriver.load()
+        if hooks is None or driver is None:
+            return None
+        return GraphRecorder(driver, hooks, self._current_stream, self._names)
+
+    def _current_stream(self) -> int:
+        torch: Any = sys.modules["torch"]
+        return int(torch.cuda.current_stream().cuda_stream)
+
+    def _after_fork(self) -> None:
+        """Wait for CUDA anew in a forked worker; a child of a process that used CUDA cannot use it."""
+        if self._thread is not None and self.service is None:
+            self._stop = threading.Event()
+            self.start()
+
+
+def cuda_is_loaded(maps: Path = Path("/proc/self/maps")) -> bool:
+    """Return whether the CUDA driver library is mapped into this process."""
+    try:
+        return "/libcuda.so" in maps.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
