@@ -119,6 +119,11 @@ def readings_of(metric: str, value: float | None, *labels: tuple[str, AttributeV
         yield Reading(metric, value, labels)
 
 
+def scaled(value: float, factor: float) -> float:
+    """Return value times factor; a factor below 1 divides by its inverse, because 83 / 100 is 0.83 and 83 * 0.01 is not."""
+    return value * factor if factor >= 1 else value / round(1 / factor)
+
+
 def memory_readings(used: float | None, limit: float | None) -> Iterator[Reading]:
     """Yield limit, usage and utilization from bytes; utilization needs both."""
     yield from readings_of(semconv.HW_GPU_MEMORY_LIMIT, limit)

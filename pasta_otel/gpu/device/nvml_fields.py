@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pasta_otel import semconv
-from pasta_otel.gpu.device.model import HwState, Owner, Reading, memory_readings, readings_of
+from pasta_otel.gpu.device.model import HwState, Owner, Reading, memory_readings, readings_of, scaled
 from pasta_otel.model import AttributeValue
 
 ALL_LINKS = 0xFFFFFFFF  # scopeId that sums over all NVLinks
@@ -76,7 +76,7 @@ def _number(field: Any) -> float:
 
 
 def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
+    return None if value is None else scaled(value, factor)
 
 
 def utilization(fields: Fields) -> Iterator[Reading]:
