@@ -95,6 +95,7 @@ static uint32_t intern_text(pasta_names *names, const char *text, size_t length)
 
 uint32_t pasta_intern(pasta_names *names, const void *pointer, const char *text, size_t length) {
   (void)pointer;
+  length = strnlen(text, length);
   return length ? intern_text(names, text, length) : 0;
 }
 
