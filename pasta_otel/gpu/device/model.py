@@ -120,7 +120,7 @@ def readings_of(metric: str, value: float | None, *labels: tuple[str, AttributeV
 
 
 def scaled(value: float, factor: float) -> float:
-    """Return value times factor; a factor below 1 divides by its inverse, because 83 / 100 is 0.83 and 83 * 0.01 is not."""
+    """Return value times factor, by division when that is exact: 83 / 100 is 0.83, and 83 * 0.01 is not."""
     return value * factor if factor >= 1 else value / round(1 / factor)
 
 
