@@ -24,6 +24,7 @@ NS_PER_SECOND = 1_000_000_000
 DELTA, CUMULATIVE = 1, 2  # opentelemetry.proto.metrics.v1.AggregationTemporality
 _NO_RECORDED_VALUE = 1
 MAX_SERIES = 100_000
+FORGET_FROM = 1024
 HISTOGRAMS = ("histogram", "exponential_histogram")
 BOUND_ROUNDING = 1e-12  # of a bound's logarithm: floating point
 
@@ -76,10 +77,16 @@ class _Point(NamedTuple):
 
 @dataclass(slots=True)
 class _Growth:
-    """Growth of one selector by time, kept sorted."""
+    """Growth of one selector by time, kept sorted, with running sums that are brought up to date when asked for.
+
+    Counts are whole numbers below 2^53, for which the sums are exact.
+    """
 
     times: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
+    sums: list[float] = field(default_factory=list)
+    summed: int = 0
+    base: float = 0.0
     newest_ns: int = 0
     exact: bool = True
     resets: int = 0
@@ -91,18 +98,33 @@ class _Growth:
         else:
             self.times.insert(at, time_ns)
             self.values.insert(at, value)
+            self.sums.insert(at, 0.0)
+        self.summed = min(self.summed, at)
 
     def within(self, window: TimeWindow) -> float:
         """Return the growth of points whose time lies in (start, end]: a point reports what happened before it."""
-        first, last = (
-            bisect_left(self.times, window.start_unix_nano + 1),
-            bisect_left(self.times, window.end_unix_nano + 1),
-        )
-        return float(sum(self.values[first:last]))
+        self._sum_up()
+        return self._until(window.end_unix_nano) - self._until(window.start_unix_nano)
 
     def forget(self, before_ns: int) -> None:
+        """Drop what is too old, many at a time."""
         at = bisect_left(self.times, before_ns)
-        del self.times[:at], self.values[:at]
+        if at >= FORGET_FROM:
+            self._sum_up()
+            self.base = self.sums[at - 1]
+            del self.times[:at], self.values[:at], self.sums[:at]
+            self.summed -= at
+
+    def _until(self, time_ns: int) -> float:
+        at = bisect_left(self.times, time_ns + 1)
+        return self.sums[at - 1] if at else self.base
+
+    def _sum_up(self) -> None:
+        total = self.sums[self.summed - 1] if self.summed else self.base
+        for i in range(self.summed, len(self.values)):
+            total += self.values[i]
+            self.sums[i] = total
+        self.summed = len(self.values)
 
 
 class OtlpSource:

@@ -268,3 +268,32 @@ def test_a_wrong_otlp_indicator_is_refused(tmp_path, old, new, kind):
     file.write_text(SPEC.replace(old, new, 1))
     kinds = {problem.kind for problem in check([file]).errors}
     assert kind in kinds if kind else not kinds
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), min_size=1, max_size=40),
+    st.lists(st.tuples(st.integers(-1, 61), st.integers(1, 62)), min_size=1, max_size=5),
+)
+def test_points_in_any_order_are_counted_in_their_windows(points, windows):
+    """Delta points of many instances, out of order among each other, asked for in between."""
+    clock = Clock(T0 + 100 * SECOND)
+    source = OtlpSource([SLI], clock)
+    for number, (at, value) in enumerate(points):
+        source.offer_points(sums([(200, T0, T0 + at * SECOND, value)], DELTA, service="api"))
+        source._last.clear()  # each point from an instance of its own
+        for start, length in windows:
+            expected = sum(v for t, v in points[: number + 1] if start < t <= start + length)
+            answer = count(source, T0 + start * SECOND, T0 + (start + length) * SECOND)
+            assert answer.total == expected if expected else answer.no_data == "no_traffic"
+
+
+def test_what_is_older_than_the_retention_is_forgotten_and_the_rest_still_counts():
+    clock = Clock()
+    source = OtlpSource([SLI], clock, limits=OtlpLimits(retention_ns=2000 * SECOND))
+    for at in range(1, 5001):
+        clock.now = T0 + at * SECOND
+        source.offer_points(sums([(200, T0, T0 + at * SECOND, at)]))
+    growth = source._growth[TOTAL]
+    assert len(growth.times) <= 2000 + 1024
+    assert count(source, T0 + 3500 * SECOND, T0 + 5000 * SECOND).total == 1500
