@@ -61,7 +61,14 @@ class PrometheusServer:
         """Write old samples before the server starts."""
         text = self._folder / "samples.txt"
         text.write_text(open_metrics(series), encoding="utf-8")
-        create = [tool("promtool"), "tsdb", "create-blocks-from", "--max-block-duration=2400h", "openmetrics", "--quiet"]
+        create = [
+            tool("promtool"),
+            "tsdb",
+            "create-blocks-from",
+            "--max-block-duration=2400h",
+            "openmetrics",
+            "--quiet",
+        ]
         done = subprocess.run([*create, str(text), str(self._folder / "data")], capture_output=True, check=False)
         if done.returncode:
             raise InputError(done.stderr.decode()[-500:], kind="backfill")
