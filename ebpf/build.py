@@ -52,8 +52,9 @@ def compile_object(source: Path, folder: Path, machine: str | None = None) -> Pa
         raise BuildError(
             "no clang: the CO-RE objects cannot be built (Debian, Ubuntu: apt-get install clang libbpf-dev)"
         )
-    target = folder / source.name.replace(".bpf.c", ".bpf.o")
-    architecture = TARGETS[machine or platform.machine()]
+    machine = machine or platform.machine()
+    target = folder / source.name.replace(".bpf.c", f".{machine}.bpf.o")
+    architecture = TARGETS[machine]
     flags = ["-O2", "-g", "-target", "bpf", f"-D__TARGET_ARCH_{architecture}", "-Wall", *_multiarch(machine)]
     _run([clang, *flags, "-c", str(source), "-o", str(target)])
     if strip := find_tool("llvm-strip"):
@@ -65,8 +66,6 @@ def expand(source: Path, folder: Path) -> Path:
     """Expand one source's macros for bcc: the shared part and its own, apart."""
     text = f'#include "pasta.bpf.h"\n{MARK}\n#include "{source.name}"\n'
     command = [find_tool("cpp", "clang-cpp") or "cpp", "-P", "-DPASTA_BCC", f"-I{source.parent}"]
-    if platform.machine() == "x86_64":
-        command.append("-U__aarch64__")
     shared, _, own = _run([*command, "-"], text).partition(MARK)
     (folder / "pasta.bcc.c").write_text(shared.strip() + "\n", encoding="utf-8")
     target = folder / source.name.replace(".bpf.c", ".bcc.c")

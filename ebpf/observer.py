@@ -15,7 +15,7 @@ from typing import Literal
 from pasta_otel.ebpf import layout
 from pasta_otel.ebpf.elf import NotElfError, function_offsets
 from pasta_otel.ebpf.ports import Link, Loaded, Loader, Refusal, RefusedError, Site
-from pasta_otel.ebpf.probes import Api, Probe, TracepointProgram
+from pasta_otel.ebpf.probes import Api, EventProgram, Probe
 from pasta_otel.ebpf.processes import Changes, Library, Process, ProcessTable
 from pasta_otel.ebpf.return_probes import return_probes_refusal
 from pasta_otel.ebpf.ring import Ring
@@ -144,12 +144,16 @@ class HostObserver:
     def start(self) -> None:
         """Attach what needs no process, then what the present processes need."""
         for probe in self._probes.values():
-            for item in probe.programs:
-                self._try(probe.name, item.tracepoint, partial(self._attach_tracepoint, probe.name, item))
+            for item in self._carried(probe):
+                self._try(probe.name, item.event, partial(self._attach_event, probe.name, item))
         self.refresh()
 
-    def _attach_tracepoint(self, probe: str, item: TracepointProgram) -> None:
-        self._keep(self.loaded.attach_tracepoint(probe, item.program, item.tracepoint))
+    def _carried(self, probe: Probe) -> list[EventProgram]:
+        return [item for item in probe.programs if f"{probe.name}/{item.program}" not in self.loaded.refusals]
+
+    def _attach_event(self, probe: str, item: EventProgram) -> None:
+        attach = self.loaded.attach_perf if item.perf else self.loaded.attach_tracepoint
+        self._keep(attach(probe, item.program, item.event))
 
     def refresh(self, hints: Iterable[int] = ()) -> Changes:
         """Look for processes and libraries that came or went."""

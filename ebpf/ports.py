@@ -86,6 +86,9 @@ class Loaded(Protocol):
     def attach_tracepoint(self, probe: str, program: str, tracepoint: str) -> Link:
         """Attach to a tracepoint ``category:event``. Raises RefusedError."""
 
+    def attach_perf(self, probe: str, program: str, event: str) -> Link:
+        """Attach to a software event of perf. Raises RefusedError."""
+
     def close(self) -> None:
         """Detach and unload everything."""
 

@@ -36,12 +36,20 @@ class Api:
 
 
 @dataclass(frozen=True, slots=True)
-class TracepointProgram:
-    """A program and the tracepoint it belongs on, as ``category:event``."""
+class EventProgram:
+    """A program and the event it belongs on.
+
+    Attributes:
+        program: Its name.
+        event: A tracepoint as ``category:event``, or the name of a perf event.
+        perf: Whether it is one of perf.
+        loaders: Which loaders can carry it.
+    """
 
     program: str
-    tracepoint: str
-    apis: tuple[int, ...] = ()
+    event: str
+    perf: bool = False
+    loaders: tuple[LoaderName, ...] = ("core", "bcc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,7 @@ class Probe:
         entry: Program on function entry, paired with ``returning``.
         returning: Program on function return.
         count: Program on function entry that stands alone.
-        programs: Programs on tracepoints.
+        programs: Programs on tracepoints and perf events.
     """
 
     name: str
@@ -66,7 +74,7 @@ class Probe:
     entry: str = ""
     returning: str = ""
     count: str = ""
-    programs: tuple[TracepointProgram, ...] = ()
+    programs: tuple[EventProgram, ...] = ()
 
     @property
     def source(self) -> Path:
@@ -84,7 +92,7 @@ def load_probe(path: Path) -> Probe:
     document = yaml.load(path.read_text(encoding="utf-8"), _YAML)  # noqa: S506 - a safe loader, in C where there is one
     functions = [_function(item) for item in document.get("functions", ())]
     named = [Api(item["api"], item["name"], item["kind"]) for item in document.get("apis", ())]
-    programs = tuple(TracepointProgram(item["program"], item["tracepoint"]) for item in document.get("programs", ()))
+    programs = tuple(_program(item) for item in document.get("programs", ()))
     return Probe(
         name=document["name"],
         loaders=tuple(document["loaders"]),
@@ -94,6 +102,15 @@ def load_probe(path: Path) -> Probe:
         returning=document.get("return", ""),
         count=document.get("count", ""),
         programs=programs,
+    )
+
+
+def _program(item: dict[str, Any]) -> EventProgram:
+    return EventProgram(
+        item["program"],
+        item.get("tracepoint") or item["perf"],
+        "perf" in item,
+        tuple(item.get("loaders", ("core", "bcc"))),
     )
 
 

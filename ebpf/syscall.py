@@ -19,6 +19,10 @@ TRACE_UPROBE_MULTI = 48
 UPROBE_MULTI_RETURN = 1
 STATS_RUN_TIME = 0
 BATCH = 1024
+PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
+PERF_ATTR_SIZE, PERF_CLOSE_ON_EXEC = 112, 8
+PERF_EVENTS = {"major_faults": (1, 6)}
+"""Type and config of perf_event_open(2): PERF_TYPE_SOFTWARE and its counters."""
 _PROG_INFO_RUN = 192  # offset of run_time_ns in struct bpf_prog_info; run_cnt follows
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -147,6 +151,34 @@ def possible_cpus(text: str | None = None) -> int:
         with open("/sys/devices/system/cpu/possible", encoding="ascii") as file:  # noqa: PTH123 - pathlib costs start time
             text = file.read()
     return 1 + max(int(part.split("-")[-1]) for part in text.strip().split(","))
+
+
+def online_cpus(text: str | None = None) -> list[int]:
+    """Return the CPUs that run, from the text of ``/sys/devices/system/cpu/online``."""
+    if text is None:
+        with open("/sys/devices/system/cpu/online", encoding="ascii") as file:  # noqa: PTH123 - as above
+            text = file.read()
+    ends = [[int(end) for end in part.split("-")] for part in text.strip().split(",")]
+    return [cpu for pair in ends for cpu in range(pair[0], pair[-1] + 1)]
+
+
+def open_perf_event(kind: int, config: int, cpu: int) -> int:
+    """Open an event of perf that fires every time, for all processes on one CPU.
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    attribute = ctypes.create_string_buffer(struct.pack("<IIQQ", kind, PERF_ATTR_SIZE, config, 1), PERF_ATTR_SIZE)
+    number = ctypes.c_long(PERF_EVENT_OPEN.get(platform.machine(), -1))
+    fd = int(
+        _libc.syscall(
+            number, attribute, ctypes.c_int(-1), ctypes.c_int(cpu), ctypes.c_int(-1), ctypes.c_ulong(PERF_CLOSE_ON_EXEC)
+        )
+    )
+    if fd < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return fd
 
 
 def link_uprobes(program_fd: int, path: str, offsets: Sequence[int], cookies: Sequence[int], *, returning: bool) -> int:

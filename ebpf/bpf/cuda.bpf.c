@@ -7,10 +7,13 @@
 #define PROBE_LAUNCH 1
 #define LAUNCHES 16 /* API numbers below this are launches: they have counters of their own */
 
-#if defined(__aarch64__) || defined(__TARGET_ARCH_arm64)
-#define RETURN_ADDRESS 0 /* in the link register */
+/* bytes that the return pops; with bcc this is known only where it compiles */
+#ifdef PASTA_BCC
+#define RETURN_ADDRESS PASTA_RETURN_ADDRESS
+#elif defined(__TARGET_ARCH_arm64)
+#define RETURN_ADDRESS 0
 #else
-#define RETURN_ADDRESS 8 /* popped when the function returns */
+#define RETURN_ADDRESS 8
 #endif
 
 struct call_key {

@@ -6,6 +6,7 @@ bcc is the distribution's package (Debian: python3-bpfcc); it wants the headers 
 from __future__ import annotations
 
 import importlib
+import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 from pasta_otel.ebpf.ports import Link, Refusal, RefusedError, Site, refused
 from pasta_otel.ebpf.probes import OBJECT_FOLDER, Probe
 from pasta_otel.ebpf.start_reason import start_reason
+from pasta_otel.ebpf.syscall import PERF_EVENTS
 
 DISTRIBUTION_PACKAGES = "/usr/lib/python3/dist-packages"
 ATTACH_ATTEMPTS = 3  # bcc hands one argument too few to its library: an attach fails now and then (iovisor/bcc#5269)
@@ -83,19 +85,40 @@ class BccLoader:
     def load(self, probes: Sequence[Probe]) -> BccLoaded:
         """Compile all probes as one program; functions load when they are attached."""
         mine = [probe for probe in probes if "bcc" in probe.loaders]
-        text = expanded_source(mine, self._folder)
         module = self._module or import_bcc()
-        bpf = _compile(module, text)
-        loaded = BccLoaded(module, bpf)
+        refusals = {probe.name: _for_core(probe.name) for probe in probes if probe not in mine}
+        for probe in mine:
+            names = [item.program for item in probe.programs if "bcc" not in item.loaders]
+            refusals |= {f"{probe.name}/{name}": _for_core(name) for name in names}
+        return BccLoaded(module, self._compile_what_compiles(module, mine, refusals), refusals)
+
+    def _compile_what_compiles(self, module: Any, probes: Sequence[Probe], refusals: dict[str, Refusal]) -> Any:
+        """Compile all probes, or, when that fails, those that compile alone."""
+        try:
+            return _compile(module, expanded_source(probes, self._folder))
+        except RefusedError as error:
+            if len(probes) == 1 or error.refusal.reason != "unknown":
+                raise
+        good = []
         for probe in probes:
-            if probe not in mine:
-                loaded.refusals[probe.name] = Refusal("loader_cannot", 0, f"{probe.name} is for the core loader only")
-        return loaded
+            try:
+                _compile(module, expanded_source([probe], self._folder)).cleanup()
+            except RefusedError as error:
+                refusals[probe.name] = error.refusal
+            else:
+                good.append(probe)
+        return _compile(module, expanded_source(good, self._folder))
+
+
+def _for_core(name: str) -> Refusal:
+    return Refusal("loader_cannot", 0, f"{name} is for the core loader only")
 
 
 def _compile(module: Any, text: str) -> Any:
     try:
-        return module.BPF(text=text.encode(), cflags=["-w"])
+        return module.BPF(
+            text=text.encode(), cflags=["-w", f"-DPASTA_RETURN_ADDRESS={8 if platform.machine() == 'x86_64' else 0}"]
+        )
     except Exception as error:
         raise RefusedError(Refusal(start_reason(str(error)), 0, str(error).strip()[-500:])) from error
 
@@ -105,9 +128,8 @@ class BccLoaded:
 
     loader = "bcc"
 
-    def __init__(self, module: Any, bpf: Any) -> None:
-        self._module, self._bpf = module, bpf
-        self.refusals: dict[str, Refusal] = {}
+    def __init__(self, module: Any, bpf: Any, refusals: dict[str, Refusal]) -> None:
+        self._module, self._bpf, self.refusals = module, bpf, refusals
         self._functions: dict[str, Any] = {}
 
     def map_fd(self, name: str) -> int:
@@ -154,6 +176,24 @@ class BccLoaded:
         _attempt(lambda: self._bpf.attach_tracepoint(tp=tracepoint.encode(), fn_name=program.encode()), tracepoint)
         link = _BccLink()
         link.add(lambda: self._bpf.detach_tracepoint(tracepoint.encode()))
+        return link
+
+    def attach_perf(self, probe: str, program: str, event: str) -> Link:
+        """Attach to a software event of perf, on every CPU."""
+        self._load_function(probe, program, self._module.BPF.PERF_EVENT)
+        event_type, config = PERF_EVENTS[event]
+        _attempt(
+            partial(
+                self._bpf.attach_perf_event,
+                ev_type=event_type,
+                ev_config=config,
+                fn_name=program.encode(),
+                sample_period=1,
+            ),
+            event,
+        )
+        link = _BccLink()
+        link.add(partial(self._bpf.detach_perf_event, event_type, config))
         return link
 
     def _load_function(self, probe: str, function: str, kind: int) -> None:

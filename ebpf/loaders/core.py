@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from pasta_otel.ebpf.ports import Link, Refusal, RefusedError, Site, refused
 from pasta_otel.ebpf.probes import OBJECT_FOLDER, Probe
-from pasta_otel.ebpf.syscall import TRACE_UPROBE_MULTI, link_uprobes
+from pasta_otel.ebpf.syscall import PERF_EVENTS, TRACE_UPROBE_MULTI, link_uprobes, online_cpus, open_perf_event
 
 SHARED_MAPS = ("processes", "aggregates", "settings", "limits", "counts", "events", "critical")
 MULTI_SINCE = (6, 6)
@@ -20,7 +21,7 @@ LOG_SIZE = 1 << 16
 _POINTERS = (
     "bpf_object__open_file", "bpf_object__find_program_by_name", "bpf_object__next_program", "bpf_object__next_map",
     "bpf_object__find_map_by_name", "bpf_program__attach_uprobe_opts", "bpf_program__attach_trace",
-    "bpf_program__attach_tracepoint", "bpf_program__attach",
+    "bpf_program__attach_tracepoint", "bpf_program__attach", "bpf_program__attach_perf_event",
 )  # fmt: skip
 
 
@@ -91,7 +92,7 @@ class CoreLoader:
         return loaded
 
     def _load_one(self, loaded: CoreLoaded, probe: Probe) -> None:
-        path = self._folder / f"{probe.name}.bpf.o"
+        path = self._folder / f"{probe.name}.{platform.machine()}.bpf.o"
         if not path.exists():
             text = f"{path.name} was not built: this installation had no clang"
             loaded.refusals[probe.name] = Refusal("object_missing", errno.ENOENT, text)
@@ -228,6 +229,30 @@ class CoreLoaded:
         """Attach a program where its own section says."""
         pointer = self._bpf.bpf_program__attach(self._program(f"{probe}/{program}"))
         return self._link(pointer, f"attaching {probe}/{program} to {tracepoint}")
+
+    def attach_perf(self, probe: str, program: str, event: str) -> Link:
+        """Attach to a software event of perf, on every CPU."""
+        links: list[Link] = []
+        try:
+            for cpu in online_cpus():
+                links.append(self._attach_perf(f"{probe}/{program}", event, cpu))  # noqa: PERF401 - kept on error
+        except RefusedError:
+            _close_all(links)
+            raise
+        return self._attached(lambda: _close_all(links))
+
+    def _attach_perf(self, name: str, event: str, cpu: int) -> Link:
+        program = self._program(name)
+        try:
+            fd = open_perf_event(*PERF_EVENTS[event], cpu)
+        except OSError as error:
+            raise refused(error, f"opening the perf event {event}") from error
+        pointer = self._bpf.bpf_program__attach_perf_event(program, fd)
+        if not pointer:
+            refusal = _error(f"attaching {name} to {event}")
+            os.close(fd)
+            raise refusal
+        return self._link(pointer, name)  # which closes fd with itself
 
     def _program(self, name: str) -> ctypes.c_void_p:
         if name not in self._programs:
