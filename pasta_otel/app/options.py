@@ -32,6 +32,7 @@ class SidecarOptions:
         tick_seconds: Time between two evaluations.
         grace_seconds: How long a late span still counts.
         host_metrics: Read CPU throttling and run delay of the processes that send spans.
+        device_metrics: Read the state of GPUs, where there are any.
         token: Bearer token for OTLP and the API; empty asks for none.
         tls_certificate: PEM certificate chain for everything that listens.
         tls_key: Its key.
@@ -56,6 +57,7 @@ class SidecarOptions:
     tick_seconds: float = 10.0
     grace_seconds: float = 30.0
     host_metrics: bool = True
+    device_metrics: bool = True
     token: str = field(default="", repr=False)
     tls_certificate: str = ""
     tls_key: str = ""

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from pasta_otel.app.devices import watch_devices
 from pasta_otel.app.options import SidecarOptions
 from pasta_otel.app.questions import Questions
 from pasta_otel.app.response import response_of
@@ -76,6 +77,11 @@ class Sidecar:
         with ExitStack() as undo:
             self._own = build_self_telemetry(forward)
             undo.callback(self._own.close)
+            self._devices = (
+                watch_devices(self._own.meter, clock=self._clock, proc_root=proc_root)
+                if options.device_metrics
+                else None
+            )
             sinks = ["store", *(["upstream"] if forward else [])]
             self.ledger = Ledger(sinks, meter=self._own.meter)
             point_sinks = [*sinks[1:], *(["slo"] if watches_points(slos) else [])]
@@ -153,6 +159,8 @@ class Sidecar:
             self._leader.release()
         await asyncio.to_thread(self.store.close, DRAIN_SECONDS)
         await asyncio.to_thread(self._own.close)
+        if self._devices is not None:
+            await asyncio.to_thread(self._devices.close)
 
     def _spawn(self, name: str, target: Callable[[], None]) -> None:
         thread = threading.Thread(target=target, name=name, daemon=True)

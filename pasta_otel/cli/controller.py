@@ -13,4 +13,4 @@ from pasta_otel.cli.serving import run_server, shared_options
 @shared_options
 def command(**rest: Any) -> None:
     """Serve until SIGTERM."""
-    run_server(receive=False, host_metrics=False, **rest)
+    run_server(receive=False, host_metrics=False, device_metrics=False, **rest)

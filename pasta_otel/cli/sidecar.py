@@ -25,6 +25,7 @@ from pasta_otel.cli.serving import run_server, shared_options
     help="How to forward.",
 )
 @click.option("--host-metrics/--no-host-metrics", default=True, help="Read CPU throttling and run delay of senders.")
+@click.option("--device-metrics/--no-device-metrics", default=True, help="Read the state of GPUs, if there are any.")
 @shared_options
 def command(store_max_mib: int, store_max_hours: float, **rest: Any) -> None:
     """Serve until SIGTERM."""

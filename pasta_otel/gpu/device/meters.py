@@ -31,13 +31,11 @@ class DeviceMeters:
 
     Args:
         meter: Where the instruments are made.
-        sampler: What they observe.
+        samplers: What they observe.
     """
 
-    def __init__(self, meter: Meter, sampler: Sampler) -> None:
-        self._sampler = sampler
-        self._blank = self._errors = 0
-        self._seen: Snapshot | None = None
+    def __init__(self, meter: Meter, *samplers: Sampler) -> None:
+        self._watched = [_Watched(sampler) for sampler in samplers]
         for metric in semconv.DEVICE_METRICS:
             _register(meter, metric, self._observer(metric))
 
@@ -49,6 +47,19 @@ class DeviceMeters:
         return observe
 
     def _points(self) -> Iterator[_Point]:
+        for watched in self._watched:
+            yield from watched.points()
+
+
+class _Watched:
+    """One sampler, and what its sources dropped so far."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._blank = self._errors = 0
+        self._seen: Snapshot | None = None
+
+    def points(self) -> Iterator[_Point]:
         snapshot = self._sampler.sample()
         if snapshot is not self._seen:  # the same snapshot answers every instrument of a scrape
             self._seen = snapshot
