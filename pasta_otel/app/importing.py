@@ -23,6 +23,7 @@ ROWS_A_REQUEST = 4000
 REQUEST_BYTES = 3_500_000
 """gRPC servers refuse messages above 4 MiB unless told otherwise."""
 KEEP_ALL_S, KEEP_ALL_BYTES = 4e9, 2**60  # importing an old trace must not make the store forget it: since 1970, 1 EiB
+QUEUE_SPANS, STORE_MEMORY_BYTES = 20_000, 256 << 20  # an import of 1 GB stays within 1 GB of memory
 ROOM_TIMEOUT_S = 60.0
 
 
@@ -87,7 +88,12 @@ class StoreTarget:
 
     def __init__(self, path: str) -> None:
         self._ledger = Ledger([DuckDBSpanStore.name])
-        config = StoreConfig(max_age_s=KEEP_ALL_S, max_bytes=KEEP_ALL_BYTES)
+        config = StoreConfig(
+            max_age_s=KEEP_ALL_S,
+            max_bytes=KEEP_ALL_BYTES,
+            queue_spans=QUEUE_SPANS,
+            memory_limit_bytes=STORE_MEMORY_BYTES,
+        )
         self._store = DuckDBSpanStore.open(path, self._ledger, config)
         self._decoder = TraceDecoder()
 

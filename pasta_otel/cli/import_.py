@@ -175,7 +175,10 @@ def _deliver(  # noqa: PLR0913, PLR0917 - what the command was asked
             job = read_job(profiles, options, advance)
             report["import"] = _read(job)
             for trace in job.traces:
-                resource: dict[str, str | int] = {semconv.SERVICE_NAME: service, semconv.TORCH_RANK: trace.timeline.rank}
+                resource: dict[str, str | int] = {
+                    semconv.SERVICE_NAME: service,
+                    semconv.TORCH_RANK: trace.timeline.rank,
+                }
                 for columns in timeline_spans(trace.timeline, python=python):
                     put_columns(target, columns, resource)
         for path in requests:

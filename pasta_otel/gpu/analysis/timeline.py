@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
@@ -27,6 +27,23 @@ OP: Final = np.dtype(
     ]
 )
 """A region of host code: an op, an annotation, or a Python function."""
+
+KNOWN_CALLS: Final = {
+    (False, 20): "cudaMalloc",
+    (False, 22): "cudaFree",
+    (False, 31): "cudaMemcpy",
+    (False, 41): "cudaMemcpyAsync",
+    (False, 51): "cudaMemsetAsync",
+    (False, 131): "cudaStreamSynchronize",
+    (False, 137): "cudaEventSynchronize",
+    (False, 165): "cudaDeviceSynchronize",
+    (False, 211): "cudaLaunchKernel",
+    (False, 311): "cudaGraphLaunch",
+    (False, 430): "cudaLaunchKernelExC",
+    (True, 307): "cuLaunchKernel",
+    (True, 652): "cuLaunchKernelEx",
+}
+"""API calls that the analysis tells apart, by (driver API?, callback id), as Kineto writes both (``cbid``)."""
 
 Ops = NDArray[np.void]
 
@@ -95,8 +112,14 @@ def empty_ops() -> Ops:
     return np.empty(0, OP)
 
 
-def from_capture(
-    batches: Sequence[Rows], names: Sequence[str], ops: Ops | None = None, rank: int = 0, source: str = "live"
+def from_capture(  # noqa: PLR0913 - what a capture knows, and two labels
+    batches: Sequence[Rows],
+    names: Sequence[str],
+    ops: Ops | None = None,
+    *,
+    call_name: Callable[[bool, int], str | None] | None = None,
+    rank: int = 0,
+    source: str = "live",
 ) -> Timeline:
     """Return the timeline of captured CUPTI rows.
 
@@ -104,14 +127,17 @@ def from_capture(
         batches: Rows as the capture hands them over.
         names: GPU kernel names by id.
         ops: Host regions on the same clock, with names in ``names``, if there are any.
+        call_name: Name of an API call by (driver API?, callback id), such as ``_native._cupti.call_name`` while the
+            CUPTI library is loaded; by default the calls of ``KNOWN_CALLS``.
         rank: The rank of this process.
         source: Where the rows come from.
     """
     rows = np.concatenate([*batches]) if batches else np.empty(0, ROW)
     texts = list(names)
-    rows = _name_calls(rows.copy(), texts)
+    rows = _name_calls(rows.copy(), texts, call_name or _known_call)
     linked = rows[rows["kind"] == Kind.EXTERNAL_CORRELATION]
-    kept = rows[is_kind(rows, (*DEVICE_WORK, *API_CALLS, Kind.SYNCHRONIZATION))]
+    timed = (rows["start"] != 0) & (rows["end"] >= rows["start"])
+    kept = rows[timed & is_kind(rows, (*DEVICE_WORK, *API_CALLS, Kind.SYNCHRONIZATION))]
     return Timeline(rank, kept, _externals(kept, linked), texts, empty_ops() if ops is None else ops, source=source)
 
 
@@ -126,14 +152,16 @@ def _externals(rows: Rows, linked: Rows) -> NDArray[np.int64]:
     return out
 
 
-def _name_calls(rows: Rows, texts: list[str]) -> Rows:
-    """Give API calls their names; CUPTI's records carry only a callback id."""
-    from pasta_otel._native import _cupti  # noqa: PLC0415 - needed for live rows alone, not for imported ones
+def _known_call(driver: bool, callback: int) -> str | None:
+    return KNOWN_CALLS.get((driver, callback))
 
+
+def _name_calls(rows: Rows, texts: list[str], call_name: Callable[[bool, int], str | None]) -> Rows:
+    """Give API calls their names; CUPTI's records carry only a callback id."""
     for kind in API_CALLS:
         of_kind = rows["kind"] == kind
         for callback in np.unique(rows["detail"][of_kind]).tolist():
-            name = _cupti.call_name(kind == Kind.DRIVER, callback)
+            name = call_name(kind == Kind.DRIVER, callback)
             if name:
                 texts.append(name)
                 rows["name"][of_kind & (rows["detail"] == callback)] = len(texts) - 1

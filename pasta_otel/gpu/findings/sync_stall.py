@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -15,6 +16,8 @@ from pasta_otel.gpu.findings.model import Evidence, Finding, RankTrace, threshol
 
 KIND = "sync_stall"
 PLACES = 5
+LINE = re.compile(r"^(?!(?:.*/)?torch/).*\.py\(\d+\)")
+"""A Python frame with a line, ``model.py(123): forward``, outside torch itself."""
 
 
 def find(ranks: Sequence[RankTrace]) -> Iterable[Finding]:
@@ -54,7 +57,8 @@ def _waits(rank: RankTrace) -> Rows:
 def _places(rank: RankTrace, waits: Rows, duration: NDArray[np.int64]) -> Iterable[Evidence]:
     ops = rank.timeline.ops
     op = innermost(ops, waits["thread"], waits["start"])
-    frame = innermost(ops, waits["thread"], waits["start"], ops["kind"] == OpKind.PYTHON)
+    lines = np.array([LINE.match(name) is not None for name in rank.timeline.names], np.bool_)
+    frame = innermost(ops, waits["thread"], waits["start"], (ops["kind"] == OpKind.PYTHON) & lines[ops["name"]])
     totals: dict[str, list[int]] = {}
     for row, in_op, in_frame, ns in zip(waits, op.tolist(), frame.tolist(), duration.tolist(), strict=True):
         where = [rank.name(row)]

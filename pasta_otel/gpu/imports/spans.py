@@ -20,6 +20,7 @@ from pasta_otel.model import SpanColumns, SpanSite, StringColumn
 
 ROOT_NAME = "pytorch profile"
 _KIND_WORDS: Final = {OpKind.OP: "op", OpKind.ANNOTATION: "annotation", OpKind.PYTHON: "python"}
+ROWS_AT_ONCE: Final = 100_000
 _MOST_DEVICE: Final = 0x7F
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
@@ -56,15 +57,18 @@ class _Spans:
         number_of_op = np.zeros(len(self._timeline.ops) + 1, np.uint64)  # the last one is what row -1 finds: the root
         number_of_op[self._op_rows] = np.arange(1, len(self._op_rows) + 1, dtype=np.uint64)
         ops = self._timeline.ops[self._op_rows]
-        if len(ops):
-            parents = parents_by_nesting(ops)
-            yield self._ops(ops, np.where(parents >= 0, parents + 1, 0).astype(np.uint64))
+        parents = parents_by_nesting(ops) + 1  # the root, number 0, is the parent of what has none
+        for part in _parts(len(ops)):
+            yield self._ops(ops[part], self._numbers(ops, 1)[part], parents[part].astype(np.uint64))
         calls, work = self._links.calls, self._links.work
         first_call, first_work = len(ops) + 1, len(ops) + 1 + len(calls)
-        if len(calls):
-            yield self._calls(calls, number_of_op[self._links.call_op], first_call)
-        if len(work):
-            yield self._work(work, number_of_op[self._links.op], first_work)
+        for part in _parts(len(calls)):
+            yield self._calls(
+                calls[part], self._numbers(calls, first_call)[part], number_of_op[self._links.call_op[part]]
+            )
+        for part in _parts(len(work)):
+            above = number_of_op[self._links.op[part]]
+            yield self._work(work[part], self._links.method[part], self._numbers(work, first_work)[part], above)
 
     def _root(self) -> SpanColumns:
         attributes = (
@@ -78,7 +82,7 @@ class _Spans:
             np.zeros(1, np.int32), [SpanSite(ROOT_NAME, 1, attributes)],
         )  # fmt: skip
 
-    def _ops(self, ops: Ops, parents: NDArray[np.uint64]) -> SpanColumns:
+    def _ops(self, ops: Ops, numbers: NDArray[np.uint64], parents: NDArray[np.uint64]) -> SpanColumns:
         kinds = ops["kind"].astype(np.int64)
         site, keys = _codes(ops["name"].astype(np.int64) << 8 | kinds)
         names = self._timeline.names
@@ -90,18 +94,20 @@ class _Spans:
             attributes[semconv.MODULE_PATH] = StringColumn(
                 np.where(ops["module"] > 0, ops["module"], -1).astype(np.int32), names
             )
-        return self._made(ops, np.arange(1, len(ops) + 1, dtype=np.uint64), parents, site, sites, attributes)
+        return self._made(ops, numbers, parents, site, sites, attributes)
 
-    def _calls(self, calls: Rows, parents: NDArray[np.uint64], first: int) -> SpanColumns:
+    def _calls(self, calls: Rows, numbers: NDArray[np.uint64], parents: NDArray[np.uint64]) -> SpanColumns:
         site, keys = _codes(calls["name"].astype(np.int64))
         sites = [SpanSite(self._timeline.names[key], 1, ((semconv.TORCH_REGION, "api_call"),)) for key in keys]
         attributes = {
             semconv.THREAD_ID: self._threads(calls["thread"]),
             semconv.GPU_CORRELATION_ID: calls["correlation"].astype(np.int64),
         }
-        return self._made(calls, self._numbers(calls, first), parents, site, sites, attributes)
+        return self._made(calls, numbers, parents, site, sites, attributes)
 
-    def _work(self, work: Rows, parents: NDArray[np.uint64], first: int) -> SpanColumns:
+    def _work(
+        self, work: Rows, method: NDArray[np.int8], numbers: NDArray[np.uint64], parents: NDArray[np.uint64]
+    ) -> SpanColumns:
         classes = class_codes(work, self._timeline.names)
         kernel = is_kind(work, GPU_KERNELS)
         device = np.minimum(work["device"], _MOST_DEVICE).astype(np.int64)
@@ -110,10 +116,10 @@ class _Spans:
             semconv.GPU_STREAM_ID: work["stream"].astype(np.int64),
             semconv.GPU_CORRELATION_ID: work["correlation"].astype(np.int64),
             semconv.GPU_COPY_SIZE: work["value"].astype(np.int64),
-            semconv.LINK_METHOD: StringColumn(self._links.method.astype(np.int32), METHODS),
+            semconv.LINK_METHOD: StringColumn(method.astype(np.int32), METHODS),
         }
         sites = [self._work_site(value) for value in keys]
-        return self._made(work, self._numbers(work, first), parents, site, sites, attributes)
+        return self._made(work, numbers, parents, site, sites, attributes)
 
     def _work_site(self, key: int) -> SpanSite:
         name, kernel_class = self._timeline.names[key >> 16], CLASSES[key >> 8 & 0xFF]
@@ -175,6 +181,12 @@ def parents_by_nesting(ops: Ops) -> NDArray[np.int64]:
             parents[row] = stack[-1]
         stack.append(row)
     return parents
+
+
+def _parts(count: int) -> Iterator[slice]:
+    """Yield slices of rows: all columns of a large trace at once would take more memory than the trace."""
+    for start in range(0, count, ROWS_AT_ONCE):
+        yield slice(start, min(start + ROWS_AT_ONCE, count))
 
 
 def _trace_id(timeline: Timeline) -> bytes:
