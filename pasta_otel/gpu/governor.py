@@ -17,6 +17,8 @@ NODE_NS = 500
 """Cost of a recorded node of a CUDA graph: 12 % of a replay of 0.75 ms with about 175 nodes (docs/overhead.md)."""
 SWITCH_NS = 12_000_000
 """Cost of attaching and detaching until the first window tells: 10 ms and 2 ms on an H200 with CUDA 13.0."""
+RESIDUAL_NS = 1_800
+"""Cost of a launch between windows where CUPTI could not be detached: 1.8 us on an H200 (docs/overhead.md)."""
 HEADROOM = 0.5
 """Share of the budget that direct cost may use: the rest is for what cannot be booked (caches, locks, threads)."""
 MIN_WINDOW_NS = 20_000_000
@@ -40,6 +42,7 @@ class WindowCost:
         recorded_ns: How long it recorded.
         launches: API calls recorded that put work on the device.
         nodes: Nodes of CUDA graphs recorded.
+        attached: CUPTI stays attached after the window.
         switch_ns: Time spent in opening, closing, attaching and detaching.
         cpu_ns: CPU time of decoding, joining and aggregating.
     """
@@ -50,6 +53,7 @@ class WindowCost:
     switch_ns: int
     cpu_ns: int
     nodes: int = 0
+    attached: bool = False
 
 
 class Calibration:
@@ -121,6 +125,7 @@ class Governor:
         self._start = self._last_end = clock_ns()
         self._spent_ns = 0.0
         self._recorded_ns = 0
+        self._residual_rate = 0.0  # cost over time since the last window
         self._switch_ns: float = SWITCH_NS
         self._rate = 0.25  # cost of recording over recorded time, until the first window tells
         self._jitter = self._draw()
@@ -140,7 +145,7 @@ class Governor:
         if share <= 0:
             return MAX_WAIT_NS
         ahead = self._expected_cost() * self._jitter
-        due = self._start + (self._spent_ns + ahead) / share
+        due = self._start + (self._spent() + ahead) / share
         latest = self._last_end + MAX_WAIT_NS if self._affordable() else due
         earliest = self._last_end + self._min_period * self._jitter if self._recorded_ns else 0
         return max(0, int(max(min(due, latest), earliest) - self._clock()))
@@ -152,6 +157,8 @@ class Governor:
             cost: The window.
             charged: False for tier 3, which an SLO that burns pays for: it takes nothing from the budget of tier 2.
         """
+        self._spent_ns = self._spent()
+        self._residual_rate = cost.launches / max(cost.recorded_ns, 1) * RESIDUAL_NS if cost.attached else 0.0
         recording = (cost.launches + cost.nodes * NODE_NS / LAUNCH_NS) * self._launch_cost() + cost.cpu_ns
         if charged:
             self._spent_ns += recording + cost.switch_ns
@@ -168,7 +175,7 @@ class Governor:
     @property
     def cost(self) -> float:
         """Direct cost over elapsed time."""
-        return self._spent_ns / max(self._clock() - self._start, 1)
+        return self._spent() / max(self._clock() - self._start, 1)
 
     @property
     def duty(self) -> float:
@@ -176,6 +183,10 @@ class Governor:
         return self._recorded_ns / max(self._clock() - self._start, 1)
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def _spent(self) -> float:
+        """Return what is booked, and what an attached CUPTI has cost since the last window."""
+        return self._spent_ns + self._residual_rate * (self._clock() - self._last_end)
 
     def _share(self) -> float:
         busy = self._utilization()

@@ -463,3 +463,37 @@ assert report.cost.recorded_ns >= 1_000_000 and report.weight > 0
 assert service._held()[0].value == 0
 """,
     )
+
+
+def test_the_tier_decides_whether_and_how_deep_windows_are(fake_cupti):
+    run_with(
+        fake_cupti,
+        LOADED
+        + """
+import time
+from pasta_otel.errors import StateError
+from pasta_otel.gpu.cupti import service as module
+from pasta_otel.gpu.cupti.service import GpuCapture
+from pasta_otel.gpu.governor import Governor
+from pasta_otel.gpu.mapping import Regions
+module.T3_WINDOW_NS = 1_000_000
+tier, asked = [1], []
+def ops(seconds):
+    asked.append(seconds)
+    raise StateError("torch.profiler is in use")
+governor = Governor(1.0, time.monotonic_ns, window_ns=1_000_000, min_period_ns=0, headroom=1.0)
+service = GpuCapture(capture, Regions(_cupti, time.time_ns), governor, device_id=str, tier=lambda: tier[0], ops=ops)
+for _ in range(3): assert service._turn() == module.RETRY_S
+assert service.windows["ok"] == 0
+tier[0] = 3
+spent = governor._spent_ns
+for _ in range(100): service._turn()
+assert service._deep_windows == module.MAX_T3_WINDOWS  # bounded by count; after that the budget's own windows
+assert len(asked) == 6 and asked[0] == module.OPS_WINDOW_S
+tier[0] = 2
+service._turn()
+assert service._deep_windows == 0
+tier[0] = 3; service._turn(); assert service._deep_windows == 1
+tier[0] = 2; service.deepen(60); service._turn(); assert service._deep_windows == 1
+""",
+    )

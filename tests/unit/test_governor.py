@@ -108,6 +108,20 @@ def test_where_switching_eats_the_period_a_window_still_records_for_as_much_agai
     assert governor.wait_ns() > 40 * SECOND  # 24 ms at 0.025 % take longer than a period
 
 
+def test_a_cupti_that_stays_attached_is_booked_between_windows():
+    def cost_after_a_minute(attached, launches_per_window):
+        clock = Clock()
+        governor = Governor(0.01, clock, launch_ns=0)
+        governor.book(WindowCost(clock.ns, 100_000_000, launches_per_window, 0, 0, attached=attached))
+        clock.ns += 60 * SECOND
+        governor.book(WindowCost(clock.ns, 100_000_000, 0, 0, 0))
+        clock.ns += 60 * SECOND
+        return governor.cost
+
+    assert cost_after_a_minute(False, 1_000) == 0
+    assert cost_after_a_minute(True, 1_000) == pytest.approx(10_000 * 1.8e-6 / 2, rel=1e-6)  # for one minute of two
+
+
 def test_windows_are_at_least_a_period_apart():
     clock = Clock()
     governor = Governor(1.0, clock, random_unit=lambda: 0.5)

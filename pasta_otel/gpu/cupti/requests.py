@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Protocol
 
-from pasta_otel.gpu.mapping import Regions
+
+class RequestObserver(Protocol):
+    """Told which request each thread is in (``Regions``, ``TaggedRegions``)."""
+
+    def enter(self, trace_id: int, span_id: int) -> None:
+        """Begin a request on this thread."""
+
+    def leave(self, span_id: int) -> None:
+        """End it on this thread."""
+
+    def end(self, external_id: int) -> None:
+        """Note that nothing belongs to it from now on, on whatever thread."""
 
 
 class RequestRegions:
@@ -18,7 +29,7 @@ class RequestRegions:
         regions: Told about each sampled local root span.
     """
 
-    def __init__(self, regions: Regions) -> None:
+    def __init__(self, regions: RequestObserver) -> None:
         self._regions = regions
 
     def on_start(self, span: Any, parent_context: object = None) -> None:

@@ -15,6 +15,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from pasta_otel import semconv
 from pasta_otel._native import _cupti
 from pasta_otel.clock import ClockOffset, measure_offset
+from pasta_otel.errors import StateError
 from pasta_otel.gpu.classes import KernelClasses
 from pasta_otel.gpu.cupti.aggregate import KernelHistograms
 from pasta_otel.gpu.cupti.capture import T2_WINDOW, T3_WINDOW, Capture, WindowKinds
@@ -32,6 +33,10 @@ T3_WINDOW_NS = 1_000_000_000
 """Length of a T3 window: long enough for whole requests, short enough for the ring."""
 MAX_T3_WINDOWS = 60
 """Most T3 windows in a row: deep capture is bounded by count as well as by time."""
+OPS_EVERY = 10
+"""Every tenth T3 window is an op window: torch.profiler costs far more than CUPTI alone."""
+OPS_WINDOW_S = 1.0
+GPU_TIER, DEEP_TIER = 2, 3
 
 
 class ColumnsSink(Protocol):
@@ -69,6 +74,8 @@ class GpuCapture:
         sampled: Whether a trace's spans are exported.
         sink: Takes GPU spans; None = metrics only.
         trace_limit: Most GPU spans a trace.
+        tier: The capture tier now: below 2 no window opens, from 3 on windows are deep and outside the budget.
+        ops: Runs an op window of some seconds (``OpWindow.run``), at tier 3.
         now_unix_nano: Wall time.
         cupti_timestamp: CUPTI's clock.
     """
@@ -83,6 +90,8 @@ class GpuCapture:
         sampled: Callable[[int], bool] = lambda _: True,
         sink: ColumnsSink | None = None,
         trace_limit: int = DEFAULT_TRACE_LIMIT,
+        tier: Callable[[], int] = lambda: GPU_TIER,
+        ops: Callable[[float], object] | None = None,
         now_unix_nano: Callable[[], int] = time.time_ns,
         cupti_timestamp: Callable[[], int] = _cupti.timestamp,
     ) -> None:
@@ -90,7 +99,7 @@ class GpuCapture:
         self.histograms = KernelHistograms(KernelClasses(), device_id, now_unix_nano)
         self._spans = GpuSpans(self.histograms.codes, device_id, sampled, trace_limit)
         self._joiner = Joiner(regions)
-        self._now, self._timestamp = now_unix_nano, cupti_timestamp
+        self._now, self._timestamp, self._tier, self._ops = now_unix_nano, cupti_timestamp, tier, ops
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._deep_until, self._deep_windows = 0, 0
@@ -123,7 +132,8 @@ class GpuCapture:
         joined = self.digest(self.capture.drain())
         cpu_ns = time.thread_time_ns() - cpu
         nodes = int((joined.work["graph"] != 0).sum())
-        cost = WindowCost(began, recorded, joined.launches, self.capture.last_switch_ns, cpu_ns, nodes)
+        switch = self.capture.last_switch_ns
+        cost = WindowCost(began, recorded, joined.launches, switch, cpu_ns, nodes, self.capture.attached)
         weight = self.governor.book(cost, charged=what is not T3_WINDOW)
         self.deliver(joined, weight, offset)
         self.windows["ok"] += 1
@@ -187,14 +197,25 @@ class GpuCapture:
 
     def _turn(self) -> float:
         """Run a window if one is due; returns how long to wait before the next look, seconds."""
-        if time.monotonic_ns() < self._deep_until and self._deep_windows < MAX_T3_WINDOWS:
-            self._deep_windows += 1
-            return 0.0 if self.window(T3_WINDOW_NS, T3_WINDOW) else RETRY_S
+        tier = DEEP_TIER if time.monotonic_ns() < self._deep_until else self._tier()
+        if tier >= DEEP_TIER and self._deep_windows < MAX_T3_WINDOWS:
+            return self._deep_window()
+        if tier < DEEP_TIER:
+            self._deep_windows = 0
         wait = self.governor.wait_ns()
-        if wait > 0:
+        if wait > 0 or tier < GPU_TIER:
             self.capture.detach()
-            return min(wait / 1e9, RETRY_S)
+            return min(wait / 1e9, RETRY_S) if tier >= GPU_TIER else RETRY_S
         return 0.0 if self.window(self.governor.window_ns()) else RETRY_S
+
+    def _deep_window(self) -> float:
+        self._deep_windows += 1
+        if self._ops is not None and self._deep_windows % OPS_EVERY == 1:
+            try:
+                self._ops(OPS_WINDOW_S)
+            except StateError as error:
+                _log.info("no op window: %s", error)
+        return 0.0 if self.window(T3_WINDOW_NS, T3_WINDOW) else RETRY_S
 
     # -- metrics -------------------------------------------------------------------------------------------------------
 

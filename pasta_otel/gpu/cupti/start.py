@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from opentelemetry.metrics import Meter
 
@@ -21,8 +21,9 @@ from pasta_otel.gpu.cupti import library
 from pasta_otel.gpu.cupti.capture import Capture
 from pasta_otel.gpu.cupti.devices import device_uuid
 from pasta_otel.gpu.cupti.graphs import CudaDriver, GraphRecorder
+from pasta_otel.gpu.cupti.ops import OpWindow, RowSink, TaggedRegions
 from pasta_otel.gpu.cupti.requests import RequestRegions
-from pasta_otel.gpu.cupti.service import ColumnsSink, GpuCapture
+from pasta_otel.gpu.cupti.service import GPU_TIER, ColumnsSink, GpuCapture
 from pasta_otel.gpu.cupti.spans import DEFAULT_TRACE_LIMIT
 from pasta_otel.gpu.cupti.torch_watch import TorchWatch
 from pasta_otel.gpu.governor import Governor
@@ -36,6 +37,10 @@ LOOK_S = 2.0
 """How often a process that does not use CUDA yet is looked at: one read of /proc/self/maps."""
 
 
+class SpanSink(ColumnsSink, RowSink, Protocol):
+    """Takes batches of GPU spans and single op spans (``RowExporter``)."""
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureOptions:
     """What a deployment decides.
@@ -45,12 +50,14 @@ class CaptureOptions:
         trace_limit: Most GPU spans a trace.
         sampled: Whether a trace's spans are exported.
         utilization: GPU utilisation 0..1, or None when unknown.
+        tier: The capture tier now (``CaptureState.tier``).
     """
 
     budget: float = 0.01
     trace_limit: int = DEFAULT_TRACE_LIMIT
     sampled: Callable[[int], bool] = lambda _: True
     utilization: Callable[[], float | None] = lambda: None
+    tier: Callable[[], int] = lambda: GPU_TIER
 
 
 class GpuCaptureStarter:
@@ -58,13 +65,14 @@ class GpuCaptureStarter:
 
     Args:
         options: What a deployment decides.
-        sink: Takes GPU spans; None = metrics only.
+        sink: Takes GPU spans, and op spans at tier 3; None = metrics only.
         meter: Exports the state of the capture.
         names: Qualified names of modules, for what CUDA graphs replay.
         uses_cuda: Whether the process has loaded the CUDA driver.
 
     Attributes:
-        regions: The module hooks' observer (``ModuleSpans.observe``).
+        regions: Which span each thread is in.
+        observer: For the module hooks (``ModuleSpans.observe``).
         requests: To be added to the TracerProvider.
         missing: Why there is no capture although CUDA is used, or None.
     """
@@ -72,7 +80,7 @@ class GpuCaptureStarter:
     def __init__(
         self,
         options: CaptureOptions,
-        sink: ColumnsSink | None = None,
+        sink: SpanSink | None = None,
         meter: Meter | None = None,
         *,
         names: ModuleNames | None = None,
@@ -82,7 +90,8 @@ class GpuCaptureStarter:
         self._names = names or ModuleNames()
         self._uses_cuda = uses_cuda or cuda_is_loaded
         self.regions = Regions(_cupti, time.time_ns)
-        self.requests = RequestRegions(self.regions)
+        self.observer = TaggedRegions(self.regions)
+        self.requests = RequestRegions(self.observer)
         self.service: GpuCapture | None = None
         self.missing: str | None = None
         self._watch: TorchWatch | None = None
@@ -143,6 +152,8 @@ class GpuCaptureStarter:
             sampled=options.sampled,
             sink=self._sink,
             trace_limit=options.trace_limit,
+            tier=options.tier,
+            ops=None if self._sink is None else OpWindow(self.observer, self._sink, device_uuid).run,
         )
         if self._meter is not None:
             service.register(self._meter)
