@@ -108,13 +108,17 @@ def test_a_group_left_behind_is_swept_by_the_next_demo(victim):
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_no_process_and_no_quota_is_left_when_a_running_demo_ends_early(tmp_path, number, code):
-    log = (tmp_path / "stderr").open("w+")
-    demo = subprocess.Popen([*DEMO, "--fault", "cpu-throttle", "--out", str(tmp_path / "out")], stderr=log)
-    wait_for(lambda: "  fault " in (tmp_path / "stderr").read_text(), timeout_s=90)
-    children = [int(pid) for pid in Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()]
-    assert len(children) >= 6
-    demo.send_signal(number)
-    assert demo.wait(60) == code
+    with (tmp_path / "stderr").open("w") as log:
+        demo = subprocess.Popen([*DEMO, "--fault", "cpu-throttle", "--out", str(tmp_path / "out")], stderr=log)
+    try:
+        wait_for(lambda: "  fault " in (tmp_path / "stderr").read_text(), timeout_s=90)
+        children = [int(pid) for pid in Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()]
+        assert len(children) >= 6
+        demo.send_signal(number)
+        assert demo.wait(60) == code
+    finally:
+        demo.kill()
+        demo.wait()
     wait_for(lambda: all(ended(pid) for pid in children), timeout_s=30)
     home = cgroup.find(os.getpid())
     assert home is None or not [group for pid in children for group in home.path.glob(f"{cgroup.PREFIX}{pid}")]
