@@ -57,6 +57,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "PASTA_OVERHEAD_BUDGET", "overhead_budget", 0.01, _share, "Share of the workload's time that capture may cost."
     ),
+    Setting(
+        "PASTA_GPU_CAPTURE", "gpu_capture", True, _boolean, "Record GPU kernels by CUPTI when the program uses CUDA."
+    ),
+    Setting("PASTA_CUPTI_LIBRARY", "cupti_library", "", str, "File of libcupti; empty = the loaded or installed one."),
     Setting("PASTA_DEBUG", "debug", False, _boolean, "Log what pasta-otel does, to stderr."),
     Setting(
         "PASTA_CONTROLLER_URL", "controller_url", "http://127.0.0.1:4320", str, "Where the app reads its flags (OFREP)."

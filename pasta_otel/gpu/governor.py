@@ -24,8 +24,10 @@ HEADROOM = 0.5
 MIN_WINDOW_NS = 20_000_000
 MAX_WINDOW_NS = 1_000_000_000
 MIN_PERIOD_NS = 30_000_000_000
-"""Windows are rarer and longer rather than frequent and short: attaching costs the same for each, and leaves 73 KB behind
-in CUPTI (13.0, on an H200: evenly over 700 windows), which makes 200 MB a day."""
+"""Windows are rarer and longer rather than frequent and short: attaching costs the same for each."""
+DOUBLE_EVERY = 1_000
+"""The period doubles with every so many windows that detached: each leaves 73 KB behind inside CUPTI (13.0, on an H200:
+evenly over 700 windows), which makes 73 MB for the first eight hours, and for the next seventeen, and so on."""
 MAX_WAIT_NS = 60_000_000_000
 """A window opens at least once a minute while there is any budget, so that metrics do not go silent."""
 BUSY_UTILIZATION = 0.8
@@ -124,7 +126,7 @@ class Governor:
         self._fixed, self._min_period = window_ns, min_period_ns
         self._start = self._last_end = clock_ns()
         self._spent_ns = 0.0
-        self._recorded_ns = 0
+        self._recorded_ns = self._detachments = 0
         self._residual_rate = 0.0  # cost over time since the last window
         self._switch_ns: float = SWITCH_NS
         self._rate = 0.25  # cost of recording over recorded time, until the first window tells
@@ -136,7 +138,7 @@ class Governor:
         """Return how long the next window should record: what a period pays for, and no less than switching costs."""
         if self._fixed is not None:
             return self._fixed
-        payable = max(self._share() * self._min_period - self._switch_ns, self._switch_ns)
+        payable = max(self._share() * self._period() - self._switch_ns, self._switch_ns)
         return int(min(max(payable / max(self._rate, 1e-6), MIN_WINDOW_NS), MAX_WINDOW_NS))
 
     def wait_ns(self) -> int:
@@ -146,8 +148,8 @@ class Governor:
             return MAX_WAIT_NS
         ahead = self._expected_cost() * self._jitter
         due = self._start + (self._spent() + ahead) / share
-        latest = self._last_end + MAX_WAIT_NS if self._affordable() else due
-        earliest = self._last_end + self._min_period * self._jitter if self._recorded_ns else 0
+        latest = self._last_end + max(MAX_WAIT_NS, self._period()) if self._affordable() else due
+        earliest = self._last_end + self._period() * self._jitter if self._recorded_ns else 0
         return max(0, int(max(min(due, latest), earliest) - self._clock()))
 
     def book(self, cost: WindowCost, *, charged: bool = True) -> float:
@@ -163,6 +165,7 @@ class Governor:
         if charged:
             self._spent_ns += recording + cost.switch_ns
         self._recorded_ns += cost.recorded_ns
+        self._detachments += not cost.attached
         self._switch_ns += (cost.switch_ns - self._switch_ns) * 0.3
         self._rate += (recording / max(cost.recorded_ns, 1) - self._rate) * 0.3
         end = self._clock()
@@ -187,6 +190,9 @@ class Governor:
     def _spent(self) -> float:
         """Return what is booked, and what an attached CUPTI has cost since the last window."""
         return self._spent_ns + self._residual_rate * (self._clock() - self._last_end)
+
+    def _period(self) -> int:
+        return self._min_period << min(self._detachments // DOUBLE_EVERY, 16)
 
     def _share(self) -> float:
         busy = self._utilization()

@@ -122,6 +122,18 @@ def test_a_cupti_that_stays_attached_is_booked_between_windows():
     assert cost_after_a_minute(True, 1_000) == pytest.approx(10_000 * 1.8e-6 / 2, rel=1e-6)  # for one minute of two
 
 
+def test_the_period_doubles_with_every_thousand_windows_that_detached():
+    clock = Clock()
+    governor = Governor(1.0, clock, random_unit=lambda: 0.5, window_ns=1_000_000)
+    periods = {}
+    for number in range(2_500):
+        governor.book(WindowCost(clock.ns, 1_000_000, 0, 0, 0, attached=number % 5 == 4))
+        periods[governor.wait_ns()] = number
+        clock.ns += governor.wait_ns()
+    assert list(periods) == [30 * SECOND, 60 * SECOND, 120 * SECOND]
+    assert periods[30 * SECOND] == 1_247  # four of five windows detached
+
+
 def test_windows_are_at_least_a_period_apart():
     clock = Clock()
     governor = Governor(1.0, clock, random_unit=lambda: 0.5)

@@ -51,6 +51,7 @@ class CaptureOptions:
         sampled: Whether a trace's spans are exported.
         utilization: GPU utilisation 0..1, or None when unknown.
         tier: The capture tier now (``CaptureState.tier``).
+        library: File of libcupti (``PASTA_CUPTI_LIBRARY``); empty = search.
     """
 
     budget: float = 0.01
@@ -58,6 +59,7 @@ class CaptureOptions:
     sampled: Callable[[int], bool] = lambda _: True
     utilization: Callable[[], float | None] = lambda: None
     tier: Callable[[], int] = lambda: GPU_TIER
+    library: str = ""
 
 
 class GpuCaptureStarter:
@@ -130,7 +132,7 @@ class GpuCaptureStarter:
 
     def _begin(self) -> bool:
         try:
-            path = library.load()
+            path = library.load([self._options.library] if self._options.library else None)
             self.service = self._build()
         except (MissingError, OSError, RuntimeError) as error:
             self.missing = str(error)
