@@ -20,7 +20,18 @@ from urllib.parse import urlsplit
 from pasta_otel.ebpf.hostfiles import find_cgroup
 from pasta_otel.ebpf.hostfiles.files import read_text
 from pasta_otel.ebpf.start_reason import HELP, lockdown_reason, read_lockdown
+from pasta_otel.gpu.device.amd import amd_source
+from pasta_otel.gpu.device.model import DeviceReading, Snapshot
+from pasta_otel.gpu.device.nvml import nvml_source
+from pasta_otel.gpu.device.sampler import DeviceSampler
+from pasta_otel.semconv import HW_DRIVER_VERSION
 
+DEVICE_LIMIT_S = 10.0  # the first call may have to wake a driver without persistence mode
+DEVICE_HELP = {
+    "version_mismatch": "the driver was updated: reload its kernel modules, or reboot; in a container restart it",
+    "no_permission": "let this user open /dev/nvidia*",
+    "timeout": "the driver hangs: see the kernel log for XID messages; the GPU may need a reset",
+}
 State = Literal["there", "missing", "unknown"]
 PORTS = {4317: "OTLP gRPC", 4318: "OTLP HTTP", 4320: "API of sidecar and controller", 4321: "API of the agent"}
 CONNECT_TIMEOUT_S = 2.0
@@ -161,34 +172,36 @@ def torch(world: World) -> Capability:
 
 
 def gpu(world: World) -> Capability:
-    """GPUs, as NVML sees them."""
+    """GPUs, as NVML or amdsmi sees them, within a time limit: the driver of a dying GPU may never answer."""
+    if world.version("amdsmi") is not None and world.library("libnvidia-ml.so.1") is None:
+        return describe_devices(DeviceSampler(amd_source(), limit_s=DEVICE_LIMIT_S).sample())
     if util.find_spec("pynvml") is None:
         return missing("gpu", "the NVML binding is not installed", "pip install 'pasta-otel[gpu]'")
     if world.library("libnvidia-ml.so.1") is None:
         return missing(
             "gpu", "no NVIDIA driver on this machine", "install the NVIDIA driver; without a GPU ignore this"
         )
-    return _nvml()
+    return describe_devices(DeviceSampler(nvml_source(), limit_s=DEVICE_LIMIT_S).sample())
 
 
-def _nvml() -> Capability:
-    import pynvml  # noqa: PLC0415 - an optional extra
+def describe_devices(snapshot: Snapshot) -> Capability:
+    """Say which devices answer, and what is wrong with those that do not."""
+    if snapshot.down:
+        how = DEVICE_HELP.get(snapshot.down, "check nvidia-smi or amd-smi on this machine")
+        return missing("gpu", f"{snapshot.source}: {snapshot.down} ({snapshot.detail})", how)
+    if not snapshot.devices:
+        return missing("gpu", "a driver but no device", "check which devices the container gets")
+    words = [_device_words(read) for read in snapshot.devices]
+    drivers = {value for read in snapshot.devices for name, value in read.device.info if name == HW_DRIVER_VERSION}
+    detail = ", ".join(words) + "".join(f"; driver {driver}" for driver in sorted(map(str, drivers)))
+    if all(read.down for read in snapshot.devices):
+        return missing("gpu", detail, "see the kernel log for XID messages; a lost GPU needs a reset or a reboot")
+    return there("gpu", detail)
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return missing("gpu", f"NVML: {error}", "check nvidia-smi on this machine")
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        names = ", ".join(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
-        driver = pynvml.nvmlSystemGetDriverVersion()
-    finally:
-        pynvml.nvmlShutdown()
-    if not handles:
-        return missing(
-            "gpu", f"driver {driver} but no device", "check nvidia-smi, and which devices the container gets"
-        )
-    return there("gpu", f"{names}; driver {driver}")
+
+def _device_words(read: DeviceReading) -> str:
+    trouble = read.down or (read.state if read.state not in {None, "ok"} else "")
+    return f"{read.device.name or read.device.id}" + (f" ({trouble})" if trouble else "")
 
 
 def cuda_driver(world: World) -> Capability:
