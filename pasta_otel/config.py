@@ -61,6 +61,13 @@ SETTINGS: tuple[Setting, ...] = (
         "PASTA_GPU_CAPTURE", "gpu_capture", True, _boolean, "Record GPU kernels by CUPTI when the program uses CUDA."
     ),
     Setting("PASTA_CUPTI_LIBRARY", "cupti_library", "", str, "File of libcupti; empty = the loaded or installed one."),
+    Setting(
+        "PASTA_PUBLISH_CONTEXT",
+        "publish_context",
+        True,
+        _boolean,
+        "Let host probes on this machine see which span each thread is in.",
+    ),
     Setting("PASTA_DEBUG", "debug", False, _boolean, "Log what pasta-otel does, to stderr."),
     Setting(
         "PASTA_CONTROLLER_URL", "controller_url", "http://127.0.0.1:4320", str, "Where the app reads its flags (OFREP)."
@@ -97,6 +104,9 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "PASTA_MAINTENANCE_FILE", "maintenance_file", "", str, "YAML file of planned maintenance: no budget counts it."
+    ),
+    Setting(
+        "PASTA_DCGM_URL", "dcgm_url", "", str, "Page of a DCGM exporter, read where the machine shows no GPU itself."
     ),
     Setting("PASTA_CONFIG", "", "", str, "YAML file with these settings."),
 )

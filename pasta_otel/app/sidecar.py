@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pasta_otel.app.devices import watch_devices
+from pasta_otel.app.devices import DeviceWatch, watch_devices
 from pasta_otel.app.options import SidecarOptions
 from pasta_otel.app.questions import Questions
 from pasta_otel.app.response import response_of
@@ -19,7 +19,7 @@ from pasta_otel.app.selfwatch import SelfTelemetry, build_self_telemetry
 from pasta_otel.app.sources import build_sources, planned_maintenance, watches_points
 from pasta_otel.app.upstream import forward_config
 from pasta_otel.clock import Clock, SystemClock
-from pasta_otel.config import load_settings
+from pasta_otel.config import Settings, load_settings
 from pasta_otel.ebpf.hostfiles import HostSampler
 from pasta_otel.exporters.api.app import ApiProviders, create_app
 from pasta_otel.exporters.api.server import ApiServer
@@ -77,11 +77,8 @@ class Sidecar:
         with ExitStack() as undo:
             self._own = build_self_telemetry(forward)
             undo.callback(self._own.close)
-            self._devices = (
-                watch_devices(self._own.meter, clock=self._clock, proc_root=proc_root)
-                if options.device_metrics
-                else None
-            )
+            settings = load_settings(environ)
+            self._devices = self._watch_devices(settings, proc_root) if options.device_metrics else None
             sinks = ["store", *(["upstream"] if forward else [])]
             self.ledger = Ledger(sinks, meter=self._own.meter)
             point_sinks = [*sinks[1:], *(["slo"] if watches_points(slos) else [])]
@@ -93,7 +90,6 @@ class Sidecar:
                 if forward
                 else None
             )
-            settings = load_settings(environ)
             self._maintenance = planned_maintenance(settings)
             self._sources = build_sources(
                 slos,
@@ -179,6 +175,10 @@ class Sidecar:
         receiver = self._receiver
         otlp = {"otlp_http": receiver.http_url, "otlp_grpc": receiver.grpc_target} if self._options.receive else {}
         return {"event": "ready", **otlp, "api": self._api.url}
+
+    def _watch_devices(self, settings: Settings, proc_root: str) -> DeviceWatch:
+        dcgm_url = settings["PASTA_DCGM_URL"]
+        return watch_devices(self._own.meter, clock=self._clock, dcgm_url=dcgm_url, proc_root=proc_root)
 
     def _open_store(self) -> DuckDBSpanStore:
         options = self._options

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import logging
 import stat
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -90,3 +93,55 @@ def test_two_vendors_share_the_instruments():
     power = [s for f in text_string_to_metric_families(page) for s in f.samples if s.name == "hw_power_watts"]
     assert {(s.labels["hw_vendor"], s.value) for s in power} == {("nvidia", 250.5), ("amd", 420.0)}
     watch.close()
+
+
+class Exporter(BaseHTTPRequestHandler):
+    """A DCGM exporter that serves the handed page."""
+
+    body = (Path(__file__).parents[1] / "fixtures" / "cases" / "G03" / "dcgm.prom").read_bytes()
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/metrics" else 404)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def exporter() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Exporter) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/metrics"
+        server.shutdown()
+        thread.join()
+
+
+def page_with(dcgm_url: str, root: Path) -> str:
+    reader = PrometheusReader()
+    provider = build_meter_provider(readers=[reader], attributes={}, config=None)
+    watch = watch_devices(provider.get_meter("t"), dcgm_url=dcgm_url, dev_root=str(root))
+    page = reader.render()[1].decode()
+    watch.close()
+    return page
+
+
+@pytest.mark.case("G03")
+def test_a_dcgm_page_stands_in_where_the_machine_shows_no_gpu(tmp_path: Path, exporter: str):
+    found = {s.name: s.value for f in text_string_to_metric_families(page_with(exporter, tmp_path)) for s in f.samples}
+    assert found["pasta_gpu_blank_values_total"] == 7
+    assert found["hw_gpu_utilization_ratio"] == 0.83
+    assert found["pasta_gpu_collector_up_ratio"] == 1
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/metrics", "file:///etc/passwd"])
+def test_a_dcgm_page_that_cannot_be_had_is_a_state(tmp_path: Path, url: str):
+    page = page_with(url, tmp_path)
+    assert 'reason="unreachable"' in page
+    assert "hw_" not in page
+
+
+def test_a_wrong_path_is_a_state_too(tmp_path: Path, exporter: str):
+    assert 'reason="unreachable"' in page_with(exporter + "x", tmp_path)
