@@ -125,11 +125,12 @@ def _range(run: Run) -> tuple[float, float]:
 
 def _latency(run: Run) -> str:
     limit_ms = min((slo.sli.threshold_ns / 1e6 for slo in run.slos if _has_threshold(slo.sli)), default=0.0)
-    values = [record.latency_ms for record in run.requests]
+    sent = [record for record in run.requests if record.outcome != "not_sent"]
+    values = [record.latency_ms for record in sent]
     axis = svg.log_axis([*values, limit_ms or 1.0], " ms")
     limit = (limit_ms, f"objective: {limit_ms:g} ms") if limit_ms else None
     plot = svg.Plot("Latency of every order over time", *_range(run), axis, limit)
-    return _scroll(plot.render(_marks(run), (_dot(run, record, limit_ms) for record in run.requests)))
+    return _scroll(plot.render(_marks(run), (_dot(run, record, limit_ms) for record in sent)))
 
 
 def _has_threshold(sli: Any) -> bool:

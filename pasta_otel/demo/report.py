@@ -153,7 +153,7 @@ def _load(run: Run) -> dict[str, Any]:
 
 
 def _quantiles(records: Sequence[RequestRecord]) -> dict[str, float] | None:
-    values = sorted(record.latency_ms for record in records)
+    values = sorted(record.latency_ms for record in records if record.outcome != "not_sent")
     if not values:
         return None
     return {
