@@ -131,7 +131,7 @@ def run(workload: str, pairs: int) -> dict:
     block(step, 1.0)
     governed = Governed()
     regions = governed.service.regions
-    regions.enter(0x1234, 0x5678)
+    regions.enter_request(0x1234, 0x5678)
     on, off = [], []
     began = time.time()
     for with_capture in abba(pairs):

@@ -85,8 +85,17 @@ class Regions:
         self.recording = False
 
     def enter(self, trace_id: int, span_id: int, module: str | None = None) -> None:
-        """Begin a region on this thread (what the module hooks' observer is told)."""
-        self._young[span_id] = (trace_id, span_id, module, None)
+        """Begin a module's region on this thread (what the module hooks' observer is told).
+
+        Outside windows this does nothing: a module that is running when a window opens counts as its request's.
+        """
+        if self.recording:
+            self._young[span_id] = (trace_id, span_id, module, None)
+            self._enter(span_id)
+
+    def enter_request(self, trace_id: int, span_id: int) -> None:
+        """Begin a request's region on this thread, whether or not a window is open."""
+        self._young[span_id] = (trace_id, span_id, None, None)
         self._enter(span_id)
 
     def enter_as(self, external_id: int, region: Region) -> None:

@@ -153,7 +153,7 @@ def test_marks_of_regions_that_ended_unseen_are_closed(tagged):
     tagged.enter(1, 2)
     tagged.enter(1, 3)
     tagged.leave(2)
-    assert tagged._open() == []
+    assert tagged._local.marks == []
     tagged.leave(2)
 
 

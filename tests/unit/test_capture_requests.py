@@ -1,18 +1,23 @@
 import asyncio
+import sys
 import threading
 import time
 
 import pytest
 import torch
 from opentelemetry import trace
+from opentelemetry.metrics import NoOpMeter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanContext, TraceFlags, set_span_in_context
 
+from pasta_otel.app.gpu_capture import build_gpu_capture
+from pasta_otel.config import load_settings
 from pasta_otel.gpu.cupti.requests import RequestRegions
 from pasta_otel.gpu.cupti.start import CaptureOptions, GpuCaptureStarter, cuda_is_loaded
 from pasta_otel.gpu.mapping import Region, Regions
 from pasta_otel.gpu.torch.modules import ModuleSpans
+from pasta_otel.pipeline import CaptureState
 
 
 class Stack:
@@ -151,3 +156,14 @@ def test_the_cuda_driver_is_seen_in_the_maps_of_a_process(tmp_path):
     maps.write_text("7f00-7f01 r-xp 00000000 00:00 0    /usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04\n")
     assert cuda_is_loaded(maps)
     assert not cuda_is_loaded(tmp_path / "none")
+
+
+def test_the_application_builds_a_capture_from_its_settings(monkeypatch):
+    settings = load_settings({})
+    state = CaptureState()
+    assert build_gpu_capture(settings, None, NoOpMeter("test"), state) is not None
+    off = load_settings({"PASTA_GPU_CAPTURE": "false"})
+    assert build_gpu_capture(off, None, NoOpMeter("test"), state) is None
+    assert build_gpu_capture(load_settings({"PASTA_OVERHEAD_BUDGET": "0"}), None, NoOpMeter("test"), state) is None
+    monkeypatch.setitem(sys.modules, "pasta_otel.gpu.cupti.start", None)
+    assert build_gpu_capture(settings, None, NoOpMeter("test"), state) is None

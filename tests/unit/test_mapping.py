@@ -133,15 +133,20 @@ def test_work_without_timestamps_is_counted_and_goes_no_further(regions):
 def test_outside_windows_nothing_is_kept_of_a_region_that_was_left(regions):
     regions.recording = False
     for number in range(1000):
-        regions.enter(1, number)
+        regions.enter_request(1, number)
+        regions.enter(1, 5000 + number, "module")
+        regions.leave(5000 + number)
         regions.leave(number)
         regions.end(number)
     assert not regions._young
     assert not regions._ends
-    regions.enter(1, 5)
+    regions.enter_request(1, 5)
+    regions.enter(1, 6, "running already")
     regions.recording = True
+    regions.leave(6)
     regions.leave(5)
     assert regions.find(5) == Region(1, 5)
+    assert regions.find(6) is None
 
 
 def test_nothing_at_all_is_no_error(regions):

@@ -85,22 +85,29 @@ class TaggedRegions:
     def __init__(self, regions: Regions, modules: Mapping[str, ModuleType] = sys.modules) -> None:
         self._regions, self._modules = regions, modules
         self._local = threading.local()
-        self.tagging = False
+        self.tagging = self._ever = False
 
     def enter(self, trace_id: int, span_id: int, module: str | None = None) -> None:
-        """Begin a region on this thread."""
+        """Begin a module's region on this thread."""
         self._regions.enter(trace_id, span_id, module)
         if self.tagging:
-            profiler: Any = self._modules["torch.autograd.profiler"]
-            mark = profiler.record_function(f"{MARK}{trace_id:032x}:{span_id:016x}")
-            mark.__enter__()
-            self._open().append((span_id, mark))
+            self._mark(trace_id, span_id)
+
+    def enter_request(self, trace_id: int, span_id: int) -> None:
+        """Begin a request's region on this thread."""
+        self._regions.enter_request(trace_id, span_id)
+        if self.tagging:
+            self._mark(trace_id, span_id)
 
     def leave(self, span_id: int) -> None:
         """End a region on this thread, and the marks of regions inside it that ended unseen."""
         self._regions.leave(span_id)
-        marks = self._open()
-        if any(known == span_id for known, _ in marks):
+        if self._ever:
+            self._unmark(span_id)
+
+    def _unmark(self, span_id: int) -> None:
+        marks: list[tuple[int, Any]] | None = getattr(self._local, "marks", None)
+        if marks and any(known == span_id for known, _ in marks):
             while marks:
                 known, mark = marks.pop()
                 mark.__exit__(None, None, None)
@@ -111,11 +118,15 @@ class TaggedRegions:
         """Note that nothing belongs to the region from now on."""
         self._regions.end(external_id)
 
-    def _open(self) -> list[tuple[int, Any]]:
-        found: list[tuple[int, Any]] | None = getattr(self._local, "marks", None)
-        if found is None:
-            found = self._local.marks = []
-        return found
+    def _mark(self, trace_id: int, span_id: int) -> None:
+        self._ever = True
+        profiler: Any = self._modules["torch.autograd.profiler"]
+        mark = profiler.record_function(f"{MARK}{trace_id:032x}:{span_id:016x}")
+        mark.__enter__()
+        marks: list[tuple[int, Any]] | None = getattr(self._local, "marks", None)
+        if marks is None:
+            marks = self._local.marks = []
+        marks.append((span_id, mark))
 
 
 class OpWindow:

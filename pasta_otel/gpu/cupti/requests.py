@@ -9,7 +9,7 @@ from typing import Any, Protocol
 class RequestObserver(Protocol):
     """Told which request each thread is in (``Regions``, ``TaggedRegions``)."""
 
-    def enter(self, trace_id: int, span_id: int) -> None:
+    def enter_request(self, trace_id: int, span_id: int) -> None:
         """Begin a request on this thread."""
 
     def leave(self, span_id: int) -> None:
@@ -37,7 +37,7 @@ class RequestRegions:
         del parent_context
         parent, context = span.parent, span.get_span_context()
         if (parent is None or parent.is_remote) and context.trace_flags.sampled and not _runs_an_event_loop():
-            self._regions.enter(context.trace_id, context.span_id)
+            self._regions.enter_request(context.trace_id, context.span_id)
 
     def on_end(self, span: Any) -> None:
         """End it; on whatever thread this is, nothing launched from now on belongs to it (SDK callback)."""
