@@ -133,26 +133,32 @@ class EventScanner:
 
     def _chunk(self) -> Iterator[Batch]:
         cuts = self._cuts()
-        if not cuts:
-            if len(self._text) > LARGEST_EVENT_BYTES:
-                raise self._error(f"no end of an event within {LARGEST_EVENT_BYTES >> 20} MiB")
-            self._ended = False
-            if not self._fill(min(2 * len(self._text), LARGEST_EVENT_BYTES + CHUNK_BYTES)):
-                yield from self._last()
-            return
         for cut in cuts:
+            text = self._text[:cut]
             try:
-                yield Batch(EVENTS.decode(b"[" + self._text[:cut] + b"]"), self._text[:cut])
+                events = EVENTS.decode(b"[" + text + b"]")
             except MALFORMED as error:
                 if end := trailing(error):
                     yield from self._end(end - 1)
                     return
-                if str(error) == TRUNCATED:
-                    continue
-                break
-            self._consume(cut + 1)
-            return
-        yield from self._salvage(cuts[0])
+                if not _incomplete(error, len(text)):
+                    yield from self._salvage(cuts[0])
+                    return
+            else:
+                self._consume(cut + 1)
+                yield Batch(events, text)
+                return
+        yield from self._grow(cuts)
+
+    def _grow(self, cuts: list[int]) -> Iterator[Batch]:
+        """Read on when no place to cut lies between two events: one of them is longer than the chunk."""
+        if len(self._text) <= LARGEST_EVENT_BYTES:
+            if not self._fill(2 * len(self._text)):
+                yield from self._last()
+        elif cuts:
+            yield from self._salvage(cuts[0])
+        else:
+            raise self._error(f"no end of an event within {LARGEST_EVENT_BYTES >> 20} MiB")
 
     def _cuts(self) -> list[int]:
         """Return places of commas between events, last first."""
@@ -249,6 +255,12 @@ class EventScanner:
         line = self._line + (self._text if text is None else text).count(b"\n", 0, at)
         known_line = line if self._strict or at else None
         return InputError(message, file=self._file, line=known_line, kind="trace_format")
+
+
+def _incomplete(error: Exception, length: int) -> bool:
+    """Return whether the text was right as far as it goes: the cut lies inside an event."""
+    found = _BYTE.search(str(error))
+    return str(error) == TRUNCATED or (found is not None and int(found[1]) > length)
 
 
 def _first_not_utf8(text: bytes) -> int:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 from pasta_otel.errors import InputError, MissingError
 
 PIECE_BYTES = 1 << 20
+SLICE_BYTES = 1 << 13
 GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _GZIP_WINDOW = 31  # zlib.decompressobj: 15 bits of window, +16 = gzip header and checksum
 
@@ -64,23 +65,15 @@ class TraceBytes:
         return piece
 
     def _gunzip(self, raw: bytes, file: BinaryIO) -> Iterator[bytes]:
-        inflate = zlib.decompressobj(_GZIP_WINDOW)
+        member = _Member()
         try:
-            while raw or not inflate.eof:
-                if inflate.eof:  # a file may hold several gzip members; zeros after the last are padding
-                    raw = raw.lstrip(b"\0") or self._read(file)
-                    if not raw:
-                        return
-                    inflate = zlib.decompressobj(_GZIP_WINDOW)
-                piece = inflate.decompress(raw, PIECE_BYTES)
-                raw = inflate.unconsumed_tail or inflate.unused_data or self._read(file)
-                if piece:
-                    yield piece
-                elif not raw and not inflate.eof:
-                    self.cut = True
-                    return
+            while raw:
+                for at in range(0, len(raw), SLICE_BYTES):  # what a damaged slice held is lost: keep slices small
+                    yield from member.inflate(raw[at : at + SLICE_BYTES])
+                raw = self._read(file)
         except zlib.error:
             self.cut = True
+        self.cut |= not member.complete
 
     def _unzstd(self, raw: bytes, file: BinaryIO) -> Iterator[bytes]:
         try:
@@ -96,3 +89,26 @@ class TraceBytes:
                 raw = self._read(file)
         except zstandard.ZstdError:
             self.cut = True
+
+
+class _Member:
+    """Inflates a gzip file slice by slice: several members may follow one another, zeros after the last are padding."""
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(_GZIP_WINDOW)
+
+    @property
+    def complete(self) -> bool:
+        return self._inflate.eof
+
+    def inflate(self, data: bytes) -> Iterator[bytes]:
+        while data:
+            if self._inflate.eof:
+                data = data.lstrip(b"\0")
+                if not data:
+                    return
+                self._inflate = zlib.decompressobj(_GZIP_WINDOW)
+            piece = self._inflate.decompress(data, PIECE_BYTES)
+            data = self._inflate.unconsumed_tail or self._inflate.unused_data
+            if piece:
+                yield piece
