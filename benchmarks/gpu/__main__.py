@@ -1,8 +1,8 @@
 """``make bench-gpu``: every GPU benchmark, in calls of under nine minutes each.
 
-``python -m benchmarks.gpu [PART ...]`` runs the parts named, by default all: ``cost`` (a minute), ``decode`` (GPT-2 eager
-at batch 1 and 32, and as a CUDA graph; seven minutes), ``batch`` (ResNet-50 and training; seven minutes). ``PAIRS=40``
-makes everything shorter.
+``python -m benchmarks.gpu [PART ...]`` runs the parts named, by default all: ``cost`` (a minute), ``decode`` (GPT-2
+eager at batch 1 and 32, and as a CUDA graph; seven minutes), ``batch`` (ResNet-50 and training; six minutes).
+``PAIRS=40`` makes everything shorter.
 """
 
 from __future__ import annotations

@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+
+from pasta_otel._native import _cupti
+from pasta_otel.gpu.cupti import library
+from pasta_otel.gpu.cupti.capture import Capture
 
 RESULTS = Path(__file__).parents[1] / "results"
 
 
 def machine() -> dict[str, Any]:
     """Return what the numbers were measured on."""
-    import torch
-
     smi = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     gpu = subprocess.run(smi, capture_output=True, text=True, check=False).stdout.strip()
     return {
@@ -47,12 +50,6 @@ def write(name: str, answer: dict[str, Any], out: Path | None = None) -> Path:
 
 def capture_of(*, detach: bool = True):
     """Load CUPTI and return the capture of this process."""
-    import torch
-
-    from pasta_otel._native import _cupti
-    from pasta_otel.gpu.cupti import library
-    from pasta_otel.gpu.cupti.capture import Capture
-
     torch.ones(1, device="cuda")
     library.load()
     return Capture(_cupti.Ring(8192, 256), detach=detach)

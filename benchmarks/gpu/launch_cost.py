@@ -1,7 +1,7 @@
 """Cost of a launch by what is recorded, over no capture in the same process; and of a record afterwards.
 
-``python -m benchmarks.gpu.launch_cost``: an ``x.add_(y)`` loop. Each cycle measures CUPTI detached, then attached with a
-window open, then with the window closed and CUPTI still attached; cycles of all combinations are interleaved.
+``python -m benchmarks.gpu.launch_cost``: an ``x.add_(y)`` loop. Each cycle measures CUPTI detached, then attached with
+a window open; cycles of all combinations are interleaved.
 """
 
 from __future__ import annotations
@@ -9,10 +9,19 @@ from __future__ import annotations
 import os
 import random
 import time
+from functools import partial
 
 import numpy as np
+import torch
 
 from benchmarks.gpu.harness import capture_of, while_running, write
+from pasta_otel._native import _cupti
+from pasta_otel.gpu.classes import KernelClasses
+from pasta_otel.gpu.cupti.aggregate import KernelHistograms
+from pasta_otel.gpu.cupti.capture import T2_WINDOW, T3_WINDOW, WindowKinds
+from pasta_otel.gpu.cupti.rows import Kind
+from pasta_otel.gpu.cupti.spans import GpuSpans
+from pasta_otel.gpu.mapping import Joiner, Regions
 
 LAUNCHES = 1000
 CYCLES = 16
@@ -20,34 +29,23 @@ CYCLES = 16
 
 def combinations():
     """Return what is recorded by name."""
-    from pasta_otel.gpu.cupti.capture import T2_WINDOW, T3_WINDOW, WindowKinds
-    from pasta_otel.gpu.cupti.rows import Kind as K
-
-    base = (K.CONCURRENT_KERNEL, K.EXTERNAL_CORRELATION)
+    base = (Kind.CONCURRENT_KERNEL, Kind.EXTERNAL_CORRELATION)
     return {
-        "kernels": WindowKinds((K.CONCURRENT_KERNEL,), "none"),
+        "kernels": WindowKinds((Kind.CONCURRENT_KERNEL,), "none"),
         "kernels + external, launch calls (runtime)": WindowKinds(base, "launches", driver=False),
         "kernels + external, launch calls (runtime and driver)": WindowKinds(base, "launches"),
         "kernels + external, every runtime call": WindowKinds(base, "all", driver=False),
         "kernels + external, every runtime and driver call": WindowKinds(base, "all"),
         "T2: + memcpy, memset": T2_WINDOW,
-        "T2 + synchronisation": WindowKinds((*T2_WINDOW.kinds, K.SYNCHRONIZATION)),
-        "T2 + overhead": WindowKinds((*T2_WINDOW.kinds, K.OVERHEAD)),
+        "T2 + synchronisation": WindowKinds((*T2_WINDOW.kinds, Kind.SYNCHRONIZATION)),
+        "T2 + overhead": WindowKinds((*T2_WINDOW.kinds, Kind.OVERHEAD)),
         "T3: everything": T3_WINDOW,
-        "graph trace instead of kernels": WindowKinds((K.GRAPH_TRACE, K.EXTERNAL_CORRELATION), "launches"),
+        "graph trace instead of kernels": WindowKinds((Kind.GRAPH_TRACE, Kind.EXTERNAL_CORRELATION), "launches"),
     }
 
 
 def run() -> dict:
     """Measure, and return every cycle."""
-    import torch
-
-    from pasta_otel._native import _cupti
-    from pasta_otel.gpu.classes import KernelClasses
-    from pasta_otel.gpu.cupti.aggregate import KernelHistograms
-    from pasta_otel.gpu.cupti.spans import GpuSpans
-    from pasta_otel.gpu.mapping import Joiner, Regions
-
     capture = capture_of()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # one core, so that a migration is not taken for a cost
     x, y = torch.zeros(1024, device="cuda"), torch.ones(1024, device="cuda")
@@ -71,6 +69,7 @@ def run() -> dict:
     for _ in range(30):
         loop()
     regions = Regions(_cupti, time.time_ns)
+    regions.recording = True
     regions.enter(1, 7, "model")
     regions.leave(7)
     joiner, histograms = Joiner(regions), KernelHistograms(KernelClasses(), str, time.time_ns)
@@ -83,7 +82,7 @@ def run() -> dict:
         what = combinations()[name]
         off = min(entered(), entered())
         began = time.perf_counter_ns()
-        opened = while_running(lambda: capture.open(what), lambda: x.add_(y))
+        opened = while_running(partial(capture.open, what), lambda: x.add_(y))
         open_ms = capture.last_switch_ns / 1e6
         assert opened, capture.holder
         on = min(entered(), entered())
@@ -98,7 +97,7 @@ def run() -> dict:
         after_ns += time.thread_time_ns() - began
         records += sum(map(len, rows))
         began = time.thread_time_ns()
-        groups, counts = spans.columns(joined, capture.names(), 0)
+        _groups, counts = spans.columns(joined, capture.names(), 0)
         span_ns, span_count = span_ns + time.thread_time_ns() - began, span_count + counts.ok
         entry = {"off": off, "on": on, "open_ms": open_ms, "close_ms": close_ms, "attached": capture.attached}
         cycles.setdefault(name, []).append({**entry, "work": joined.counts.work, "linked": joined.counts.linked})

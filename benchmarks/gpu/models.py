@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 Step = Callable[[], object]
 
@@ -27,7 +27,7 @@ class Attention(nn.Module):
         q, k, v = (part.view(batch, 1, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
         self.keys.index_copy_(2, position, k)
         self.values.index_copy_(2, position, v)
-        mixed = F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=mask)
+        mixed = functional.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=mask)
         return self.out(mixed.transpose(1, 2).reshape(batch, 1, -1))
 
 
@@ -56,7 +56,7 @@ class GPT2(nn.Module):
         x = self.tokens(token) + self.places(position)
         for block in self.blocks:
             x = block(x, position, mask)
-        return F.linear(self.norm(x), self.tokens.weight)
+        return functional.linear(self.norm(x), self.tokens.weight)
 
 
 def gpt2_decode(batch: int, *, graph: bool = False) -> Step:
@@ -80,7 +80,7 @@ def gpt2_decode(batch: int, *, graph: bool = False) -> Step:
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured, stream=stream):
         step()
-    run = _with_read_back(lambda: captured.replay(), token)
+    run = _with_read_back(captured.replay, token)
     run.keep = (model, captured, step, position, mask)  # a graph reads from addresses, and keeps nothing alive
     return run
 
@@ -114,7 +114,7 @@ class Bottleneck(nn.Module):
         )
 
     def forward(self, x):
-        return F.relu(self.convs(x) + self.skip(x), inplace=True)
+        return functional.relu(self.convs(x) + self.skip(x), inplace=True)
 
 
 class ResNet50(nn.Module):

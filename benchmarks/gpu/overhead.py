@@ -1,7 +1,7 @@
 """Overhead of governed capture: blocks of 200 ms in randomised ABBA order, all blocks kept.
 
-``python -m benchmarks.gpu.overhead WORKLOAD PAIRS``. The governor's clock runs only in blocks with capture, so that these
-see the whole of its budget. Beside it, in the same run: torch.profiler, and what the governor says it costs.
+``python -m benchmarks.gpu.overhead WORKLOAD PAIRS``. The governor's clock runs only in blocks with capture, so that
+these see the whole of its budget. Beside it, in the same run: torch.profiler, and what the governor says it costs.
 """
 
 from __future__ import annotations
@@ -13,9 +13,17 @@ import threading
 import time
 
 import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.harness import abba, bootstrap_ratio, capture_of, write
 from benchmarks.gpu.models import WORKLOADS
+from pasta_otel._native import _cupti
+from pasta_otel.gpu.cupti.devices import device_uuid
+from pasta_otel.gpu.cupti.service import GpuCapture
+from pasta_otel.gpu.cupti.torch_watch import TorchWatch
+from pasta_otel.gpu.governor import Governor
+from pasta_otel.gpu.mapping import Regions
 
 BLOCK_S = 0.2
 BUDGET = 0.01
@@ -26,18 +34,11 @@ MIN_PERIOD_NS = 6_000_000_000
 class Governed:
     """The capture service, run only inside the blocks that are with capture.
 
-    As in the service, the thread sleeps until a window is due: a thread that looks every few milliseconds whether one is
-    costs a launch-bound Python program 3 to 4 % by itself.
+    As in the service, the thread sleeps until a window is due: a thread that looks every few milliseconds whether one
+    is costs a launch-bound Python program 3 to 4 % by itself.
     """
 
     def __init__(self, budget: float = BUDGET) -> None:
-        from pasta_otel._native import _cupti
-        from pasta_otel.gpu.cupti.devices import device_uuid
-        from pasta_otel.gpu.cupti.service import GpuCapture
-        from pasta_otel.gpu.cupti.torch_watch import TorchWatch
-        from pasta_otel.gpu.governor import Governor
-        from pasta_otel.gpu.mapping import Regions
-
         self.capture = capture_of()
         self._before, self._since = 0, None
         governor = Governor(budget, self.clock, random_unit=random.Random(5).random, min_period_ns=MIN_PERIOD_NS)
@@ -94,8 +95,6 @@ class Governed:
 
 def block(step, seconds: float, wait_for=lambda: False) -> tuple[float, int]:
     """Run steps for a while, and on while something must end first; returns seconds and steps."""
-    import torch
-
     torch.cuda.synchronize()
     began, steps = time.perf_counter(), 0
     while True:
@@ -109,8 +108,6 @@ def block(step, seconds: float, wait_for=lambda: False) -> tuple[float, int]:
 
 def profiled(step, pairs: int) -> dict:
     """Measure torch.profiler (CUDA activity only) over the same blocks; its own start and stop are not counted."""
-    from torch.profiler import ProfilerActivity, profile
-
     on, off = [], []
     for with_profiler in abba(pairs, seed=2):
         if not with_profiler:
@@ -123,8 +120,6 @@ def profiled(step, pairs: int) -> dict:
 
 def run(workload: str, pairs: int) -> dict:
     """Measure one workload."""
-    from pasta_otel._native import _cupti
-
     step = WORKLOADS[workload]()
     for _ in range(20):
         step()
@@ -158,7 +153,6 @@ def run(workload: str, pairs: int) -> dict:
         "on": on,
         "off": off,
     }
-    del _cupti
     answer["torch_profiler"] = profiled(step, 4)
     return answer
 
@@ -185,7 +179,8 @@ def summary(answer: dict) -> str:
     o, p = answer["overhead"], answer["torch_profiler"]
     switch = [w["switch_ms"] for w in answer["windows"]] or [0]
     return (
-        f"{answer['workload']}: {answer['pairs']} pairs, step {answer['step_ms_off']:.3f} ms, overhead {o['mean']:+.2%} "
+        f"{answer['workload']}: {answer['pairs']} pairs, step {answer['step_ms_off']:.3f} ms, "
+        f"overhead {o['mean']:+.2%} "
         f"[{o['low']:+.2%}, {o['high']:+.2%}], direct {answer['direct_cost']:.2%}, duty {answer['duty']:.2%}, "
         f"{len(answer['windows'])} windows, switch {np.median(switch):.1f} ms; torch.profiler {p['mean']:+.1%} "
         f"[{p['low']:+.1%}, {p['high']:+.1%}]; {answer['counts']}"

@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
+
 from benchmarks.gpu.harness import capture_of
+from pasta_otel._native import _cupti
+from pasta_otel.gpu.cupti.library import loaded_libraries
+from pasta_otel.gpu.cupti.recording import Recording, split_buffers, write_recording
 
 
 def main() -> None:
-    import torch
-
-    from pasta_otel._native import _cupti
-    from pasta_otel.gpu.cupti.library import loaded_libraries
-    from pasta_otel.gpu.cupti.recording import Recording, split_buffers, write_recording
-
     capture = capture_of(detach=False)
     block = [torch.nn.LayerNorm(256), torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256)]
     model = torch.nn.Sequential(*block).cuda().half()

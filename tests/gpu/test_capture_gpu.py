@@ -50,7 +50,7 @@ def run(body: str, timeout: float = 120) -> dict:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     facts = next(json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("FACTS "))
-    print(facts)
+    sys.stdout.write(f"{facts}\n")  # shown with -rA: what was measured
     return facts
 
 
