@@ -44,6 +44,8 @@ class Fields:
 
     def __init__(self, nvml: Any, handle: Any, lost: frozenset[int]) -> None:
         self.nvml, self.handle, self._lost = nvml, handle, lost
+        # raised by the binding, and no NVMLError, where the library is older than its newest version of a function
+        self._mismatch: type[Exception] = getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)
 
     def ask(self, function: str, *arguments: Any) -> Any:
         """Return what an NVML function says, or None.
@@ -59,6 +61,8 @@ class Fields:
         except self.nvml.NVMLError as error:
             if error.value in self._lost:
                 raise
+            return None
+        except self._mismatch:
             return None
 
     def first(self, *functions: str) -> Any:
@@ -162,7 +166,8 @@ def processes(fields: Fields, owner: Owner | None) -> Iterator[Reading]:
     """Yield device memory by process, with what is known of its container and pod."""
     used: dict[int, int] = {}
     for kind in ("Compute", "Graphics"):
-        for process in fields.ask(f"nvmlDeviceGet{kind}RunningProcesses") or ():
+        name = f"nvmlDeviceGet{kind}RunningProcesses"  # _v2: drivers 450 to 509
+        for process in fields.first(name, f"{name}_v2") or ():
             if process.usedGpuMemory is not None:  # None: the driver does not tell
                 used[process.pid] = max(used.get(process.pid, 0), process.usedGpuMemory)
     for pid, size in used.items():

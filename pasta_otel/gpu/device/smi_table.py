@@ -26,7 +26,7 @@ from pasta_otel.gpu.device.model import (
 )
 from pasta_otel.model import AttributeValue
 
-_NUMBER = re.compile(r"([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(\S*)")
+_NUMBER = re.compile(r"([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(\S*)", re.ASCII)
 _HEADER = re.compile(r"(?P<name>[^\[\]]+?)\s*(?:\[(?P<unit>[^\]]*)\])?\s*")
 # to base units; percent becomes a share
 UNITS: Mapping[str, float] = {
@@ -90,7 +90,10 @@ def parse_table(text: str, source: str = "nvidia-smi") -> Snapshot:
     Raises:
         InputError: There is no header: what was printed is not such a table.
     """
-    rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text), skipinitialspace=True) if row]
+    try:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text), skipinitialspace=True) if row]
+    except csv.Error as error:  # a cell beyond the reader's limit
+        raise InputError(f"not a table of nvidia-smi: {error}", kind="smi_table") from error
     if not rows or not {"index", "uuid"} & set(rows[0]):
         first = text.strip().splitlines()[0][:200] if text.strip() else "nothing"
         raise InputError(f"not a table of nvidia-smi: {first}", kind="smi_table")
