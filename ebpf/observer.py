@@ -89,6 +89,7 @@ class HostObserver:
         count_unregistered: Count driver calls of processes without a process context too.
         sleep: Waits, seconds.
         return_refusal: Why return probes are not safe here, or None.
+        launch_timing: Whether launch calls are timed, counted or left alone at first.
     """
 
     def __init__(  # noqa: PLR0913 - keyword-only: the world and the policy are parameters
@@ -101,6 +102,7 @@ class HostObserver:
         count_unregistered: bool = True,
         sleep: Callable[[float], None] = time.sleep,
         return_refusal: Refusal | None = None,
+        launch_timing: Timing = "duration",
     ) -> None:
         self._probes = {probe.name: probe for probe in probes}
         self.apis: dict[int, Api] = {api.number: api for probe in probes for api in probe.apis}
@@ -110,9 +112,10 @@ class HostObserver:
         self.attachments: dict[tuple[str, str], Attachment] = {}
         self._targets: dict[tuple[str, int], _Target] = {}
         self._return_refusal = return_refusal or return_probes_refusal()
-        self._launch_timing: Timing = "duration"
+        self._launch_timing: Timing = launch_timing
         self._flags = layout.FLAG_COUNT_UNREGISTERED if count_unregistered else 0
         self._epoch = 0
+        self._event_links: list[Link] = []
         self._undo = ExitStack()
         self.loaded: Loaded = loader.load(probes)
         self._undo.callback(self.loaded.close)
@@ -153,7 +156,7 @@ class HostObserver:
 
     def _attach_event(self, probe: str, item: EventProgram) -> None:
         attach = self.loaded.attach_perf if item.perf else self.loaded.attach_tracepoint
-        self._keep(attach(probe, item.program, item.event))
+        self._event_links.append(attach(probe, item.program, item.event))
 
     def refresh(self, hints: Iterable[int] = ()) -> Changes:
         """Look for processes and libraries that came or went."""
@@ -246,9 +249,6 @@ class HostObserver:
                 launch = f"{self._uprobes.name}/launch"
                 self._try(launch, target.library.shown, partial(self._attach_launches, self._uprobes, target))
 
-    def _keep(self, link: Link) -> None:
-        self._undo.callback(link.close)
-
     def _try(self, probe: str, target: str, attach: Callable[[], object]) -> None:
         refusal = None
         try:
@@ -291,13 +291,27 @@ class HostObserver:
         unloaded = [Attachment(name, "", refusal) for name, refusal in self.loaded.refusals.items()]
         return [*unloaded, *self.attachments.values()]
 
+    @property
+    def targets(self) -> int:
+        """Return how many libraries are probed."""
+        return len(self._targets)
+
+    def detach(self) -> None:
+        """Detach everything; what was counted can still be read."""
+        for link in self._event_links:
+            link.close()
+        self._detach_libraries()
+
     def close(self) -> None:
         """Detach and unload everything."""
+        self._detach_libraries()
+        self._undo.close()
+
+    def _detach_libraries(self) -> None:
         for target in self._targets.values():
             _close(target.calls)
             _close(target.launches)
         self._targets.clear()
-        self._undo.close()
 
 
 def _once(offsets: Mapping[str, int]) -> dict[str, int]:

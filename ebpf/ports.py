@@ -67,9 +67,13 @@ class Link(Protocol):
 class Loaded(Protocol):
     """Loaded programs and their maps."""
 
-    loader: str
-    refusals: Mapping[str, Refusal]
-    """By program (``probe/program``) or probe, what the kernel did not take."""
+    @property
+    def loader(self) -> str:
+        """Return the loader's name."""
+
+    @property
+    def refusals(self) -> Mapping[str, Refusal]:
+        """Return, by program (``probe/program``) or probe, what was not taken."""
 
     def map_fd(self, name: str) -> int:
         """Return a map's descriptor; it stays the loader's."""
@@ -96,7 +100,9 @@ class Loaded(Protocol):
 class Loader(Protocol):
     """Loads probes into the kernel."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Return its name."""
 
     def load(self, probes: Sequence[Probe]) -> Loaded:
         """Load; what the kernel refuses is in ``refusals``. Raises RefusedError when nothing can be loaded."""

@@ -20,6 +20,7 @@ from pasta_otel.gpu.torch.modules import ModuleSpans
 from pasta_otel.gpu.torch.names import ModuleNames
 from pasta_otel.gpu.torch.traces import DEFAULT_ROW_LIMIT
 from pasta_otel.pipeline import CaptureSelection, CaptureState, Pipeline, RowSink
+from pasta_otel.publish import publish_context, withdraw_context
 
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
@@ -69,6 +70,7 @@ class Instrumentation:
     def stop(self) -> None:
         """Stop recording, and send what is queued."""
         self.modules.stop()
+        withdraw_context()
         use_provider(None)
         sink = self.pipeline.disconnect()
         shutdown = getattr(sink, "shutdown", None)
@@ -80,6 +82,7 @@ class Instrumentation:
         resource = getattr(provider, "resource", None)
         if resource is not None:
             self.capture.service = str(resource.attributes.get(semconv.SERVICE_NAME, ""))
+            _guarded("the trace context is not published", lambda: _publish(resource.attributes))
         if self._own_sink and self.pipeline.sink is None:
             _guarded("module spans are not exported", lambda: self.pipeline.connect(build_row_sink(provider)))
 
@@ -92,6 +95,12 @@ def _guarded(what: str, action: Callable[[], object]) -> None:
         action()
     except Exception as error:  # noqa: BLE001 - telemetry never breaks the service
         _log.warning("%s: %s", what, error)
+
+
+def _publish(resource: Mapping[str, Any]) -> None:
+    """Let host probes see which span each thread is in (docs/reference/agent.md)."""
+    if load_settings()["PASTA_PUBLISH_CONTEXT"]:
+        publish_context(resource)
 
 
 def _under_opentelemetry_instrument() -> bool:

@@ -76,6 +76,20 @@ class StringColumn(NamedTuple):
     values: Sequence[str]
 
 
+class LinkColumn(NamedTuple):
+    """One span link a row.
+
+    Attributes:
+        trace_id: uint8 array of shape (N, 16); all zero means that the row has no link.
+        span_id: uint8 array of shape (N, 8).
+        attributes: The same for every link, ``pasta.link.method`` among them.
+    """
+
+    trace_id: NDArray[np.uint8]
+    span_id: NDArray[np.uint8]
+    attributes: tuple[tuple[str, AttributeValue], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class SpanColumns:
     """N spans by column: what the columnar OTLP encoder takes (OpSpan and GpuSpan batches).
@@ -92,6 +106,7 @@ class SpanColumns:
             list of N strings (None = absent for that row).
         error: bool array of shape (N,) or None: span status ERROR.
         status_message: What rows with an error say: a StringColumn, a list of N strings (None = nothing), or None.
+        links: One link a row, or None.
     """
 
     trace_id: NDArray[np.uint8]
@@ -104,10 +119,45 @@ class SpanColumns:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     error: NDArray[np.bool_] | None = None
     status_message: StringColumn | Sequence[str | None] | None = None
+    links: LinkColumn | None = None
 
     def __len__(self) -> int:
         """Return the number of spans."""
         return len(self.site)
+
+
+class HostSpan(NamedTuple):
+    """What the host did to one span: one slow event, or all events of one kind within the span.
+
+    Attributes:
+        trace_id: 16 bytes: the trace it happened in.
+        linked_span_id: 8 bytes: the span that the thread was in.
+        link_method: How that is known.
+        start_monotonic_ns: Start of the (first) event.
+        end_monotonic_ns: End of the (last) event.
+        name: What happened: a driver function, or ``off_cpu.sleeping``.
+        service: Service name of the process, or empty.
+        pid: Process id.
+        thread_id: Thread of the (first) event.
+        events: How many events.
+        total_ns: Their durations' sum.
+        max_ns: The longest.
+        size: Bytes moved or allocated.
+    """
+
+    trace_id: bytes
+    linked_span_id: bytes
+    link_method: LinkMethod
+    start_monotonic_ns: int
+    end_monotonic_ns: int
+    name: str
+    service: str
+    pid: int
+    thread_id: int
+    events: int
+    total_ns: int
+    max_ns: int
+    size: int
 
 
 class SpanRef(NamedTuple):

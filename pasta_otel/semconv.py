@@ -309,3 +309,70 @@ DEVICE_METRICS = (
     GPU_BLANK_VALUES,
     GPU_PARSE_ERRORS,
 )
+
+# what the host did to spans: names, attributes and metrics of the agent (docs/reference/agent.md)
+HOST_EVENT = "pasta.host.event"
+HOST_SERVICE = "pasta.host.service"
+HOST_EVENTS = "pasta.host.events"
+HOST_TIME_TOTAL = "pasta.host.time"
+HOST_TIME_MAX = "pasta.host.time.max"
+HOST_SIZE = "pasta.host.size"
+
+# as OpenTelemetry's eBPF instrumentation names them
+CUDA_LAUNCH_CALLS = _metric(
+    "gpu.cuda.kernel.launch.calls", "counter", "{call}", "Launch calls of the CUDA driver, scaled by the sampled share."
+)
+CUDA_GRAPH_LAUNCH_CALLS = _metric("gpu.cuda.graph.launch.calls", "counter", "{call}", "Launches of CUDA graphs.")
+CUDA_MEMORY_ALLOCATIONS = _metric("gpu.cuda.memory.allocations", "counter", "By", "Device memory allocated.")
+CUDA_MEMORY_COPIES = _metric("gpu.cuda.memory.copies", "counter", "By", "Bytes copied by the CUDA driver.")
+
+HOST_EVENT_COUNT = _metric(
+    "pasta.host.event.count", "counter", "{event}", "Host events by `pasta.host.event` and `pasta.host.service`."
+)
+HOST_EVENT_TIME = _metric(
+    "pasta.host.event.time", "counter", "s", "Time in host events by `pasta.host.event` and `pasta.host.service`."
+)
+HOST_EVENT_DURATION = _metric(
+    "pasta.host.event.duration", "histogram", "s", "Durations of host events, counted in the kernel."
+)
+HOST_LINKS = _metric(
+    "pasta.host.links", "counter", "{event}", "Host events by `link`: slot, none, stale, unregistered."
+)
+HOST_SPANS = _metric(
+    "pasta.host.spans", "counter", "{span}", "Host spans by `outcome`: ok, capped, unsampled, dropped."
+)
+PACKETS_DROPPED = _metric("pasta.host.packets.dropped", "counter", "{packet}", "Packets dropped, by `reason`.")
+PROCESS_ENDS = _metric(
+    "pasta.host.process.events", "counter", "{event}", "Processes by `event`: exec, fork, exit, oom."
+)
+PROBE_EVENTS = _metric(
+    "pasta.probe.events", "counter", "{event}", "Events by `probe` and `outcome`: filtered, submitted, full, unpaired."
+)
+PROBE_SEEN = _metric("pasta.probe.seen", "counter", "{event}", "Events that reached a probe: the sum of its outcomes.")
+PROBE_RECORDS = _metric(
+    "pasta.probe.records", "counter", "{record}", "Single records by `probe` and `outcome`: submitted, full."
+)
+PROBE_ATTACHED = _metric(
+    "pasta.probe.attached", "gauge", "1", "1 where a probe is attached, 0 with `reason` and `errno` where it is not."
+)
+PROBE_LAUNCH_DUTY = _metric("pasta.probe.launch.duty", "gauge", "1", "Share of time that launches are recorded.")
+PROBE_LAUNCH_COST = _metric("pasta.probe.launch.cost", "gauge", "1", "Share of time that launch probes cost.")
+AGENT_PROCESSES = _metric("pasta.agent.processes", "gauge", "{process}", "Processes by `state`: seen, publishing.")
+PRESSURE_TIME = _metric("pasta.host.pressure", "counter", "s", "Pressure stall time by `resource` and `kind`.")
+NETSTAT_OVERFLOWS = _metric(
+    "pasta.host.listen.overflows", "counter", "{connection}", "Accept queue overflows, by `network_namespace`."
+)
+NETSTAT_DROPS = _metric(
+    "pasta.host.listen.drops", "counter", "{connection}", "Drops at listening sockets, by `network_namespace`."
+)
+PROCESS_RUN_DELAY = _metric("pasta.process.run_delay", "counter", "s", "Time runnable without a CPU, by service, pid.")
+PROCESS_CPU_TIME = _metric("pasta.process.cpu.time", "counter", "s", "Time on a CPU, by service and pid.")
+CGROUP_THROTTLED = _metric(
+    "pasta.cgroup.throttled", "counter", "s", "Time throttled by the CPU quota, by service, pid."
+)
+CGROUP_THROTTLED_COUNT = _metric(
+    "pasta.cgroup.throttled.periods", "counter", "{period}", "Quota periods that ended throttled, by service and pid."
+)
+CGROUP_MEMORY_EVENTS = _metric(
+    "pasta.cgroup.memory.events", "counter", "{event}", "Memory events of the cgroup, by `event`, service and pid."
+)

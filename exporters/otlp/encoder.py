@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pasta_otel.exporters.otlp import wire
-from pasta_otel.model import Attributes, SpanColumns, SpanSite, StringColumn
+from pasta_otel.model import Attributes, LinkColumn, SpanColumns, SpanSite, StringColumn
 
 Bytes2D = NDArray[np.uint8]
 Rows = NDArray[np.intp] | None
 """Row numbers, or None for all rows."""
 
 ATTRIBUTES_FIELD = 9  # trace.proto Span.attributes
+LINKS_FIELD = 13  # trace.proto Span.links
 STATUS_FIELD = 15  # trace.proto Span.status
 STATUS_ERROR = 2  # trace.proto Status.StatusCode
 FLAGS = 0x100  # SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK set, IS_REMOTE clear: our parents live in this process
@@ -106,7 +107,12 @@ def slice_columns(columns: SpanColumns, start: int, stop: int) -> SpanColumns:
         attributes={key: _slice_values(values, part) for key, values in columns.attributes.items()},
         error=None if columns.error is None else columns.error[part],
         status_message=None if columns.status_message is None else _slice_values(columns.status_message, part),
+        links=None if columns.links is None else _slice_links(columns.links, part),
     )
+
+
+def _slice_links(links: LinkColumn, part: slice) -> LinkColumn:
+    return LinkColumn(links.trace_id[part], links.span_id[part], links.attributes)
 
 
 def _slice_values(values: Any, part: slice) -> Any:
@@ -136,6 +142,9 @@ def _pieces(columns: SpanColumns) -> Iterator[_Column]:
     if columns.error is not None:
         _check_length("error", columns.error, count)
         yield _status(columns.error, columns.status_message)
+    if columns.links is not None:
+        _check_length("links", columns.links.trace_id, count)
+        yield _links(columns.links)
 
 
 def _check_length(name: str, values: Any, count: int) -> None:
@@ -234,6 +243,18 @@ def _status(error: NDArray[np.bool_], messages: StringColumn | Sequence[str | No
         entries += [wire.message(STATUS_FIELD, wire.text(2, value) + code) for value in column.values]
         codes = np.where(error & (column.codes >= 0), column.codes + 2, codes)
     return _dictionary(codes, entries)
+
+
+def _links(links: LinkColumn) -> _Column:
+    """Return a ``Span.Link`` for every row that has one: trace id, span id, then the constant attributes."""
+    constants = b"".join(wire.attribute(4, key, value) for key, value in links.attributes)
+    entry = wire.message(LINKS_FIELD, wire.message(1, bytes(16)) + wire.message(2, bytes(8)) + constants)
+    rows = np.flatnonzero(links.trace_id.any(axis=1))
+    matrix = _template(entry, len(rows))
+    ids = len(entry) - len(constants) - 28  # two tags and lengths, 16 and 8 bytes
+    matrix[:, ids + 2 : ids + 18] = links.trace_id[rows]
+    matrix[:, ids + 20 : ids + 28] = links.span_id[rows]
+    return [_Block(rows, _items(matrix))] if len(rows) else []
 
 
 def _dictionary(codes: NDArray[Any], entries: Sequence[bytes]) -> _Column:

@@ -14,6 +14,7 @@ from pasta_otel.errors import PastaError
 # name -> (module, attribute, one line for --help); the module is imported when the command runs
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("pasta_otel.cli.run", "Run a program with pasta-otel's instrumentation."),
+    "agent": ("pasta_otel.cli.agent", "Link what the host does to the spans of this node's processes."),
     "sidecar": ("pasta_otel.cli.sidecar", "Receive OTLP, store spans, watch SLOs and act, for one pod."),
     "controller": ("pasta_otel.cli.controller", "Watch SLOs over Prometheus servers, without receiver and store."),
     "slo": ("pasta_otel.cli.slo", "Validate SLO files and show their state."),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import struct
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from pasta_otel.ebpf import syscall
 from pasta_otel.ebpf.layout import Aggregate, Event
 from pasta_otel.ebpf.observer import Harvest, HostObserver
 from pasta_otel.ebpf.probes import Probe, load_probes
@@ -81,9 +85,13 @@ class App:
         self.close()
 
 
-def expected_calls(observer: HostObserver, app: App) -> Counter[tuple[str, str, str]]:
+def base_names(probes: Iterable[Probe]) -> dict[str, str]:
+    """Return how counts call each exported function: its variants count with it."""
+    return {symbol: api.name for probe in probes for api in probe.apis for symbol in api.symbols}
+
+
+def expected_calls(base: Mapping[str, str], app: App) -> Counter[tuple[str, str, str]]:
     """Return how often each span called each function, as the program tells it."""
-    base = {symbol: api.name for api in observer.apis.values() for symbol in api.symbols}
     calls: Counter[tuple[str, str, str]] = Counter()
     for span in app.spans:
         for symbol, times in span["calls"].items():
@@ -102,7 +110,7 @@ def linked_calls(observer: HostObserver, aggregates: list[Aggregate], pids: set[
 
 def assert_inside(observer: HostObserver, app: App, events: list[Event]) -> int:
     """Assert that every recorded call lies inside one of its caller's own intervals; return how many there were."""
-    base = {symbol: api.name for api in observer.apis.values() for symbol in api.symbols}
+    base = base_names(load_probes())
     intervals: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for span in app.spans:
         for symbol, times in span["calls"].items():
@@ -142,3 +150,25 @@ def gather(observer: HostObserver, app: App) -> Harvest:
     """Let the program run, then bring in what was counted."""
     app.run()
     return observer.harvest()
+
+
+def bpf_programs() -> Counter[str]:
+    """Return the names of the BPF programs in the kernel."""
+    found: Counter[str] = Counter()
+    attribute = ctypes.create_string_buffer(16)
+    number = 0
+    while True:
+        struct.pack_into("<IIII", attribute, 0, number, 0, 0, 0)
+        try:
+            syscall.bpf(11, attribute)  # BPF_PROG_GET_NEXT_ID
+        except FileNotFoundError:
+            return found
+        number = struct.unpack_from("<I", attribute, 4)[0]
+        try:
+            fd = syscall.bpf(13, struct.pack("<IIII", number, 0, 0, 0))  # BPF_PROG_GET_FD_BY_ID
+        except FileNotFoundError:
+            continue
+        info = ctypes.create_string_buffer(256)
+        syscall.bpf(syscall.INFO_BY_FD, struct.pack("<IIQ", fd, len(info), ctypes.addressof(info)))
+        os.close(fd)
+        found[info.raw[64:80].rstrip(b"\0").decode()] += 1

@@ -1,0 +1,129 @@
+"""What happened on the host to sampled traces, as spans that link to the span it happened in."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from pasta_otel import semconv
+from pasta_otel.clock import ClockOffset
+from pasta_otel.ebpf import layout
+from pasta_otel.ebpf.observer import Harvest
+from pasta_otel.ebpf.probes import Api
+from pasta_otel.ebpf.totals import event_name
+from pasta_otel.model import HostSpan, LinkColumn, SpanColumns, SpanSite, StringColumn
+
+TRACE_LIMIT = 200
+TRACES = 4096
+"""So many traces are remembered for the limit, the oldest forgotten first."""
+
+
+class HostSpans:
+    """Makes host spans of harvests, so many a trace and no more.
+
+    Args:
+        apis: Which number means what.
+        service_of: Service name of a process, or empty.
+        limit: Most host spans a trace.
+        outcomes: Counted here: ok, capped, unsampled.
+    """
+
+    def __init__(
+        self,
+        apis: Mapping[int, Api],
+        service_of: Callable[[int], str],
+        limit: int = TRACE_LIMIT,
+        outcomes: Counter[str] | None = None,
+    ) -> None:
+        self._apis, self._service_of, self._limit = apis, service_of, limit
+        self._traces: OrderedDict[bytes, int] = OrderedDict()
+        self.outcomes = Counter() if outcomes is None else outcomes
+
+    def take(self, harvest: Harvest) -> list[HostSpan]:
+        """Return one span per slow event, and one per (span, API) for the events that are no spans already."""
+        alone: Counter[tuple[bytes, int]] = Counter()
+        spans = []
+        for event in harvest.events:
+            if self._admits(event.trace_id, event.link, event.sampled):
+                alone[event.span_id, event.api] += 1
+                spans.append(self._of_event(event))
+        for item in harvest.aggregates:
+            left = item.events - alone[item.span_id, item.api]
+            if left > 0 and self._admits(item.trace_id, item.link, item.sampled):
+                spans.append(self._of_aggregate(item))
+        return spans
+
+    def _admits(self, trace_id: bytes, link: str, sampled: bool) -> bool:
+        if link != "slot":
+            return False
+        if not sampled:
+            self.outcomes["unsampled"] += 1
+            return False
+        count = self._traces.get(trace_id, 0)
+        if count >= self._limit:
+            self.outcomes["capped"] += 1
+            return False
+        self._traces[trace_id] = count + 1
+        if len(self._traces) > TRACES:
+            self._traces.popitem(last=False)
+        self.outcomes["ok"] += 1
+        return True
+
+    def _of_event(self, event: layout.Event) -> HostSpan:
+        duration = event.end_ns - event.start_ns
+        return HostSpan(
+            event.trace_id, event.span_id, "slot", event.start_ns, event.end_ns, event_name(self._apis[event.api]),
+            self._service_of(event.tgid), event.tgid, event.tid, 1, duration, duration, event.size,
+        )  # fmt: skip
+
+    def _of_aggregate(self, item: layout.Aggregate) -> HostSpan:
+        return HostSpan(
+            item.trace_id, item.span_id, "slot", item.first_ns, item.last_ns, event_name(self._apis[item.api]),
+            self._service_of(item.tgid), item.tgid, item.tid, item.events, item.sum_ns, item.max_ns, item.size,
+        )  # fmt: skip
+
+
+def host_columns(spans: Sequence[HostSpan], offset: ClockOffset, new_id: Callable[[], int]) -> SpanColumns:
+    """Return host spans as columns: in the trace they belong to, with a link and no parent.
+
+    They are no children of the application's spans: those belong to somebody else, who knows nothing of them.
+    """
+    import numpy as np  # noqa: PLC0415 - an optional extra, and 10 MB that an agent without spans does not need
+
+    count = len(spans)
+    names = [*dict.fromkeys(span.name for span in spans)]
+    place = {name: number for number, name in enumerate(names)}
+    traces = np.frombuffer(b"".join(span.trace_id for span in spans), np.uint8).reshape(count, 16)
+    linked = np.frombuffer(b"".join(span.linked_span_id for span in spans), np.uint8).reshape(count, 8)
+    ids = np.frombuffer(b"".join(new_id().to_bytes(8, "big") for _ in spans), np.uint8).reshape(count, 8)
+
+    def integers(values: Iterable[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.fromiter(values, np.int64, count)
+
+    return SpanColumns(
+        trace_id=traces,
+        span_id=ids,
+        parent_span_id=np.zeros((count, 8), np.uint8),
+        start_time_unix_nano=integers(offset.convert(s.start_monotonic_ns) for s in spans).astype(np.uint64),
+        end_time_unix_nano=integers(offset.convert(s.end_monotonic_ns) for s in spans).astype(np.uint64),
+        site=integers(place[span.name] for span in spans).astype(np.int32),
+        sites=[SpanSite(name, attributes=((semconv.HOST_EVENT, name),)) for name in names],
+        attributes={
+            semconv.PROCESS_PID: integers(span.pid for span in spans),
+            semconv.THREAD_ID: integers(span.thread_id for span in spans),
+            semconv.HOST_EVENTS: integers(span.events for span in spans),
+            semconv.HOST_TIME_TOTAL: integers(span.total_ns for span in spans) / 1e9,
+            semconv.HOST_TIME_MAX: integers(span.max_ns for span in spans) / 1e9,
+            semconv.HOST_SIZE: integers(span.size for span in spans),
+            semconv.HOST_SERVICE: _services(spans),
+        },
+        links=LinkColumn(traces, linked, ((semconv.LINK_METHOD, "slot"),)),
+    )
+
+
+def _services(spans: Sequence[HostSpan]) -> StringColumn:
+    import numpy as np  # noqa: PLC0415 - as above
+
+    names = [*dict.fromkeys(span.service for span in spans)]
+    place = {name: number if name else -1 for number, name in enumerate(names)}
+    return StringColumn(np.fromiter((place[span.service] for span in spans), np.int32, len(spans)), names)

@@ -1,0 +1,139 @@
+"""What leaves the agent: metrics by scrape and OTLP, host spans by OTLP, ``/metrics`` and ``/healthz``."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, cast
+
+from opentelemetry.sdk.metrics.export import MetricsData, PeriodicExportingMetricReader
+
+from pasta_otel import semconv
+from pasta_otel.clock import Clock, monotonic_to_unix
+from pasta_otel.context import SpanIds
+from pasta_otel.ebpf.hostmetrics import HostFiles
+from pasta_otel.ebpf.spans import HostSpans, host_columns
+from pasta_otel.ebpf.totals import HostTotals, observe_probes
+from pasta_otel.exporters.metrics import PastaMetricExporter, build_meter_provider
+from pasta_otel.exporters.otlp.config import OtlpConfig
+from pasta_otel.exporters.otlp.resource import default_identity
+from pasta_otel.exporters.otlp.row_exporter import RowExporter
+from pasta_otel.exporters.precomputed import PrecomputedExporter, with_histograms
+from pasta_otel.exporters.prometheus import PrometheusReader
+
+if TYPE_CHECKING:
+    from pasta_otel.app.agent import Agent
+    from pasta_otel.ebpf.observer import Harvest
+    from pasta_otel.model import Attributes
+
+SERVICE = "pasta-otel-agent"
+STALE_NS = 30_000_000_000
+log = logging.getLogger(__name__)
+
+
+class _Page(PrometheusReader):
+    """The agent's ``/metrics``, with the histograms that were counted in the kernel."""
+
+    def __init__(self, totals: HostTotals) -> None:
+        super().__init__()
+        self._totals = totals
+
+    def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **options: Any) -> None:
+        data = with_histograms(metrics_data, semconv.HOST_EVENT_DURATION, self._totals.points())
+        super()._receive_metrics(data or metrics_data, timeout_millis, **options)
+
+
+class AgentExports:
+    """The agent's exporters and its server.
+
+    Args:
+        agent: Whose.
+        clock: Time.
+    """
+
+    def __init__(self, agent: Agent, clock: Clock) -> None:
+        self._agent, self._clock = agent, clock
+        options = agent.options
+        observer = agent.observer
+        service_of = observer.service_of if observer is not None else lambda _: ""
+        apis = observer.apis if observer is not None else {}
+        self.totals = HostTotals(apis, service_of, clock.unix_nano)
+        self._spans = HostSpans(apis, service_of, outcomes=self.totals.spans)
+        self._offset, self._ids = monotonic_to_unix(clock), SpanIds()
+        self._identity = default_identity()
+        self._page = _Page(self.totals)
+        self._provider = self._build_provider()
+        self.meter = self._provider.get_meter(semconv.SCOPE)
+        self.totals.observe(self.meter)
+        if observer is not None:
+            observe_probes(self.meter, observer.counters, observer.report)
+        self._files = HostFiles(options.proc_root, options.cgroup_root, clock, self.meter)
+        self._rows = self._build_rows() if options.exports and observer is not None else None
+        self._server = self._build_server()
+
+    @property
+    def url(self) -> str:
+        """Return where ``/metrics`` is."""
+        return f"{self._server.url}/metrics"
+
+    def start(self) -> None:
+        """Serve. Raises MissingError when the port is taken."""
+        self._server.start()
+
+    def take(self, harvest: Harvest, launch_weight: float) -> None:
+        """Add a harvest to the sums, and send its spans."""
+        self.totals.add(harvest, launch_weight)
+        spans = self._spans.take(harvest) if self._rows is not None else []
+        if spans and self._rows is not None:
+            self._rows.offer_columns(host_columns(spans, self._offset.current(), self._ids))
+
+    def poll_files(self) -> None:
+        """Read the host's files; what cannot be read is left out."""
+        known = self._agent.processes.processes.values()
+        self._files.poll({process.pid: process.service for process in known if process.context is not None})
+
+    def stop(self) -> None:
+        """Send what is left, and stop."""
+        self._server.stop()
+        if self._rows is not None:
+            self._rows.shutdown()
+        self._provider.shutdown()
+
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Return whether harvests still come, and what is attached."""
+        document = self._agent.attached()
+        silent = self._clock.monotonic_ns() - self._agent.last_harvest_ns
+        working = self._agent.observer is None or self._agent.last_harvest_ns == 0 or silent < STALE_NS
+        details = {"loader": document["loader"], "refused": len(document["refused"])}
+        return working, details if working else {**details, "silent_seconds": silent // 1_000_000_000}
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _build_provider(self) -> Any:
+        readers: list[Any] = [self._page]
+        if self._agent.options.exports:
+            inner = PastaMetricExporter(OtlpConfig.from_env(signal="metrics"), identity=self._identity)
+            exporter = PrecomputedExporter(inner, semconv.HOST_EVENT_DURATION, self.totals.points)
+            readers.append(PeriodicExportingMetricReader(exporter))
+        return build_meter_provider(
+            readers=readers, attributes={semconv.SERVICE_NAME: SERVICE}, identity=self._identity
+        )  # fmt: skip
+
+    def _build_rows(self) -> RowExporter:
+        from pasta_otel.exporters.otlp.resource import build_resource  # noqa: PLC0415 - only an agent with spans
+
+        resource = build_resource(self._identity, {semconv.SERVICE_NAME: SERVICE})
+        return RowExporter(
+            OtlpConfig.from_env(),
+            resource=lambda: cast("Attributes", resource.attributes),
+            identity=self._identity,
+            meter=self.meter,
+            sink="otlp_host_spans",
+        )
+
+    def _build_server(self) -> Any:
+        from pasta_otel.exporters.api.app import ApiProviders, create_app  # noqa: PLC0415 - 7 MB, and last
+        from pasta_otel.exporters.api.server import ApiServer  # noqa: PLC0415 - as above
+
+        options = self._agent.options
+        app = create_app(ApiProviders(metrics=self._page.render, health=self.health), token=options.token)
+        return ApiServer(app, host=options.host, port=options.port)

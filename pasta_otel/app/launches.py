@@ -1,0 +1,75 @@
+"""Launch probes in windows: nothing that touches every launch stays within a budget of 1 % on launch-bound work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+from pasta_otel import semconv
+from pasta_otel.clock import Clock
+from pasta_otel.ebpf.observer import HostObserver
+from pasta_otel.gpu.governor import Governor, WindowCost
+
+LAUNCH_PROBE = 1  # its number in the counters
+LAUNCH_NS = 3_000
+"""Cost of a launch with entry and return probes and the link: two hits (docs/overhead.md)."""
+
+
+class LaunchWindows:
+    """Opens and closes the launch probes as the overhead governor says.
+
+    Args:
+        observer: Whose launch probes.
+        budget: Share of elapsed time that they may cost.
+        clock: Time.
+        meter: For duty and cost.
+    """
+
+    def __init__(self, observer: HostObserver, budget: float, clock: Clock, meter: Meter) -> None:
+        self._observer, self._clock = observer, clock
+        self._governor = Governor(budget, clock.monotonic_ns, launch_ns=LAUNCH_NS)
+        self._observe(meter, semconv.PROBE_LAUNCH_DUTY, lambda: self._governor.duty)
+        self._observe(meter, semconv.PROBE_LAUNCH_COST, lambda: self._governor.cost)
+
+    def due(self) -> bool:
+        """Return whether a window may open now."""
+        return bool(self._observer.targets) and self._governor.wait_ns() == 0
+
+    def wait_s(self) -> float:
+        """Return how long until a window may open, seconds."""
+        return self._governor.wait_ns() / 1e9 if self._observer.targets else 1.0
+
+    def record(self, wait: Callable[[float], object]) -> float:
+        """Record launches for one window; return how many launches each recorded one stands for."""
+        began = self._clock.monotonic_ns()
+        before = self._launches()
+        self._observer.time_launches("duration")
+        opened = self._clock.monotonic_ns()
+        cpu = time.thread_time_ns()
+        wait(self._governor.window_ns() / 1e9)
+        closing = self._clock.monotonic_ns()
+        self._observer.time_launches("off")
+        ended = self._clock.monotonic_ns()
+        return self._governor.book(
+            WindowCost(
+                began_ns=began,
+                recorded_ns=closing - opened,
+                launches=self._launches() - before,
+                switch_ns=(opened - began) + (ended - closing),
+                cpu_ns=time.thread_time_ns() - cpu,
+            )
+        )
+
+    def _launches(self) -> int:
+        return self._observer.counters()[LAUNCH_PROBE].seen
+
+    @staticmethod
+    def _observe(meter: Meter, name: str, value: Callable[[], float]) -> None:
+        spec = semconv.METRICS[name]
+
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(value())]
+
+        meter.create_observable_gauge(spec.name, [observe], spec.unit, spec.description)
