@@ -16,8 +16,8 @@ from functools import lru_cache
 from pasta_otel.model import EventCounts, NoDataReason
 
 NO_TRAFFIC = EventCounts(0.0, 0.0, no_data="no_traffic", detail="no events")
-# A source that extrapolates may put good above total by rounding alone (slo-generator#319 saw 1.000091).
-ROUNDING = 1e-9
+# A source that extrapolates two counters apart may put good a little above total: slo-generator#319 saw 1.000091.
+EXTRAPOLATION = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def _wrong(counts: EventCounts) -> tuple[NoDataReason, str] | None:
         return "invalid", "the source answered an infinite count"
     if counts.good < 0 or counts.total < 0:
         return "invalid", "the source answered a negative count"
-    if counts.good > counts.total * (1 + ROUNDING):
+    if counts.good > counts.total * (1 + EXTRAPOLATION):
         return "invalid", f"more good events ({counts.good:g}) than events ({counts.total:g})"
     return None
 
@@ -134,14 +134,22 @@ def remaining(measured: Measured, elapsed: Fraction = Fraction(1)) -> float | No
     return None if measured.burn is None else float(1 - measured.burn * elapsed)
 
 
-def exhausted_in_ns(left: float | None, burn: float | None, period_ns: int) -> int | None:
-    """Return when the budget is gone if it goes on like this, from now, in ns; None when it does not shrink.
+def exhausted_in_ns(left: float | None, burn: float | None, period_ns: int, ahead_ns: int | None = None) -> int | None:
+    """Return when the budget is gone if it goes on like this, from now, in ns; None when it lasts.
 
     A straight line from the present burn rate: old errors that leave a rolling period would give budget back.
+
+    Args:
+        left: Share of the budget that is left.
+        burn: Burn rate.
+        period_ns: Length of the period.
+        ahead_ns: How far the line may be drawn: a calendar period's budget is new when the next one begins, and after
+            a whole rolling period every error of today has left it. None = the length of the period.
     """
     if left is None or burn is None or burn <= 0:
         return None
-    return max(0, int(left * period_ns / burn))
+    gone = max(0, int(left * period_ns / burn))
+    return None if gone > (period_ns if ahead_ns is None else ahead_ns) else gone
 
 
 def total_of(parts: Iterable[EventCounts]) -> EventCounts:

@@ -21,7 +21,7 @@ from pasta_otel.slo.evaluation import Evaluation, SLOState, Transition
 from pasta_otel.slo.investigate import Burning, Investigator
 from pasta_otel.slo.leader import Leader
 from pasta_otel.slo.maintenance import Maintenance
-from pasta_otel.slo.meters import evaluated, meter_of
+from pasta_otel.slo.meters import evaluated, meters_of
 from pasta_otel.slo.periods import length_ns, period_at
 from pasta_otel.slo.ports import Attributor, BadExamples, Responder, SLISource
 from pasta_otel.slo.spec.model import SLO
@@ -86,11 +86,12 @@ class SLOController:
         watched = evaluated(slos)
         self._slos = tuple(slo for slo, _ in watched)
         self._components = {slo.name: components for slo, components in watched}
-        self._meters = tuple(meter_of(components, parts.maintenance) for _, components in watched)
+        self._meters = tuple(meters_of((components for _, components in watched), parts.maintenance))
         self._state = parts.state or NoState()
         self._clock = parts.clock or SystemClock()
         self._memories = self._recall()
         self._leads = parts.leader is None
+        self._unsaved = False
         self._last: tuple[SLOState, ...] = ()
         self._telemetry = Telemetry(self.states, parts.meter, parts.tracer)
         self._investigator = Investigator(parts.source, parts.attributor) if parts.attributor else None
@@ -168,7 +169,9 @@ class SLOController:
         asked = [meter.requests(mine) for meter, mine in zip(self._meters, windows, strict=True)]
         answers = iter(self._counts([request for requests in asked for request in requests], now_unix_nano))
         for slo, meter, mine, requests in zip(self._slos, self._meters, windows, asked, strict=True):
-            yield slo, mine, meter.measure(mine, list(islice(answers, len(requests))))
+            found = list(islice(answers, len(requests)))
+            wrong = [Measured(None, "invalid", "cannot be counted")] * len(mine)
+            yield slo, mine, self._survive("slo", partial(meter.measure, mine, found), wrong)
 
     def _windows_of(self, slo: SLO, end: int) -> list[TimeWindow]:
         """Return the period so far, then long and short for every pair."""
@@ -198,8 +201,13 @@ class SLOController:
 
     def _remember(self, before: dict[str, Memory]) -> None:
         """Write memory before anybody acts on it: whatever is keyed by a burn's beginning happens once."""
-        if before != self._memories and self._leads:
-            self._survive("state", lambda: self._state.save(self._memories), None)
+        self._unsaved = self._unsaved or before != self._memories
+        if self._unsaved and self._leads:
+            self._unsaved = not self._survive("state", self._save, otherwise=False)
+
+    def _save(self) -> bool:
+        self._state.save(self._memories)
+        return True
 
     def _explain(self, states: list[SLOState], outcomes: list[Outcome], end: int, now: int) -> list[SLOState]:
         investigator = self._investigator
@@ -235,7 +243,11 @@ class SLOController:
         examples = self._parts.examples
         if examples is not None:
             window = TimeWindow(end - self._windows.rows[0].long_ns, end)
-            return self._survive("examples", lambda: list(examples.bad_spans(slo.sli, window, BAD_EXAMPLES)), [])
+            for part in self._components[slo.name]:
+                ask = partial(examples.bad_spans, part.sli, window, BAD_EXAMPLES)
+                found = list(self._survive("examples", ask, ()))
+                if found:
+                    return found
         causes = state.attribution.causes if state.attribution else ()
         return [ref for cause in causes for evidence in cause.evidence for ref in evidence.links][:BAD_EXAMPLES]
 
@@ -277,9 +289,16 @@ def _state(slo: SLO, outcome: Outcome, period: TimeWindow, measured: Measured) -
         good=measured.events - measured.bad,
         total=measured.events,
         coverage=measured.coverage,
-        exhausted_in_ns=exhausted_in_ns(left, burn, period_ns),
+        exhausted_in_ns=exhausted_in_ns(left, burn, period_ns, _ahead(slo, period.end_unix_nano)),
         degraded=measured.degraded,
     )
+
+
+def _ahead(slo: SLO, now_unix_nano: int) -> int:
+    """Return how far a projection reaches: to the end of a calendar period, or the length of a rolling one."""
+    period = period_at(slo.window, now_unix_nano)
+    rolling = slo.window.calendar_start is None
+    return period.end_unix_nano - (period.start_unix_nano if rolling else now_unix_nano)
 
 
 def _transitions(before: dict[str, Memory], states: Sequence[SLOState], now: int) -> tuple[Transition, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -74,13 +74,14 @@ def _time(item: Cursor, key: str) -> int:
     text = item.text(key, required=True)
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        moment = moment.astimezone(UTC) if moment.tzinfo is not None else None
+    except (ValueError, OverflowError):
         moment = None
-    if moment is None or moment.tzinfo is None:
+    if moment is None:
         if text:
             item.document.report(f"{item.path}.{key}", f"{text!r} is not RFC 3339 with a zone", kind="time")
         return 0
-    elapsed = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    elapsed = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000_000
 
 
@@ -118,6 +119,14 @@ class ExcludingMeter:
         results = []
         for window in windows:
             parts = [next(rest) for _ in without(window, self._excluded)]
-            counts = parts[0] if len(parts) == 1 else total_of(parts)
+            counts = parts[0] if len(parts) == 1 else total_of(self._weighed(window, parts))
             results.append(measure(counts, self._slo.objective))
         return results
+
+    def _weighed(self, window: TimeWindow, parts: Sequence[EventCounts]) -> list[EventCounts]:
+        """Return the parts of a window; ready ratios, which have no counts, weigh by the length of their part."""
+        lengths = [part.end_unix_nano - part.start_unix_nano for part in without(window, self._excluded)]
+        return [
+            replace(part, good=part.good * length, total=part.total * length) if part.ratio_only else part
+            for part, length in zip(parts, lengths, strict=True)
+        ]

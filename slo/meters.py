@@ -21,7 +21,8 @@ from pasta_otel.slo.maintenance import ExcludingMeter, Maintenance
 from pasta_otel.slo.periods import duration_ns
 from pasta_otel.slo.spec.model import SLO
 
-BACKFILL_SLICES = 500  # asked for in one tick; the newest first, so that burn rates are right before the budget is
+BACKFILL_SLICES = 10_000  # asked for in one tick by all SLOs; the newest first, so that burn rates are right at once
+FEWEST_SLICES = 60
 
 
 class BudgetMeter(Protocol):
@@ -56,28 +57,38 @@ class _Slices:
     They are remembered, so that a tick asks for the new ones only, and for some older ones until the period is known.
     """
 
-    def __init__(self, slo: SLO) -> None:
+    def __init__(self, slo: SLO, backfill: int) -> None:
         if slo.slice_window is None:
             raise InputError("slices need timeSliceWindow", field=slo.name)
-        self.slo, self.weight = slo, float(slo.weight)
+        self.slo, self.weight, self._backfill = slo, float(slo.weight), backfill
         self.slice_ns = duration_ns(slo.slice_window)
         self.bad: dict[int, float] = {}
         self.idle: set[int] = set()
         self._asked: list[int] = []
 
-    def indices(self, window: TimeWindow) -> range:
-        """Return the slices that lie wholly inside a window."""
-        return range(-(-window.start_unix_nano // self.slice_ns), window.end_unix_nano // self.slice_ns)
+    def indices(self, windows: Sequence[TimeWindow]) -> list[range]:
+        """Return the slices of every window: as many finished ones as it is long, and at least one.
+
+        A calendar period, which comes first, takes no slice that began before it.
+        """
+        spans = []
+        for number, window in enumerate(windows):
+            last = window.end_unix_nano // self.slice_ns
+            first = last - max(1, -((window.start_unix_nano - window.end_unix_nano) // self.slice_ns))
+            if number == 0 and self.slo.window.calendar_start is not None:
+                first = max(first, -(-window.start_unix_nano // self.slice_ns))
+            spans.append(range(first, last))
+        return spans
 
     def requests(self, windows: Sequence[TimeWindow]) -> list[CountRequest]:
         """Return requests for slices that are not known, the newest first, and forget those before all windows."""
-        spans = [self.indices(window) for window in windows]
+        spans = self.indices(windows)
         first, last = min(span.start for span in spans), max(span.stop for span in spans)
         for index in [index for index in self.bad if index < first]:
             del self.bad[index]
             self.idle.discard(index)
         self._asked = list(
-            islice((index for index in range(last - 1, first - 1, -1) if index not in self.bad), BACKFILL_SLICES)
+            islice((index for index in range(last - 1, first - 1, -1) if index not in self.bad), self._backfill)
         )
         return [
             CountRequest(self.slo.sli, TimeWindow(index * self.slice_ns, (index + 1) * self.slice_ns))
@@ -109,13 +120,17 @@ class SliceMeter:
 
     Args:
         parts: One SLO, or the parts of a composite one; of several objectives the strictest holds for all.
+        maintenance: Slices that touch one that concerns a part are left out.
+        backfill: How many slices a part may ask for at once.
 
     Raises:
         InputError: The parts have slices of different lengths.
     """
 
-    def __init__(self, parts: Sequence[SLO], maintenance: Sequence[Maintenance] = ()) -> None:
-        self._parts = [_Slices(slo) for slo in parts]
+    def __init__(
+        self, parts: Sequence[SLO], maintenance: Sequence[Maintenance] = (), backfill: int = BACKFILL_SLICES
+    ) -> None:
+        self._parts = [_Slices(slo, backfill) for slo in parts]
         self._excluded = [entry.window for entry in maintenance if any(entry.concerns(slo) for slo in parts)]
         self._sizes: list[int] = []
         self._method = parts[0].method
@@ -138,11 +153,13 @@ class SliceMeter:
         rest = iter(answers)
         failures = [part.learn(islice(rest, size)) for part, size in zip(self._parts, self._sizes, strict=True)]
         failed = next((failure for failure in failures if failure is not None), None)
-        return [self._window(self._parts[0].indices(window), failed) for window in windows]
+        return [self._window(indices, failed) for indices in self._parts[0].indices(windows)]
 
     def _window(self, indices: range, failed: EventCounts | None) -> Measured:
         known = [i for i in indices if all(i in part.bad for part in self._parts) and not self._in_maintenance(i)]
-        coverage = len(known) / len(indices) if indices else 0.0
+        if not indices:
+            return Measured(None, "no_traffic", "no slice of the period has finished")
+        coverage = len(known) / len(indices)
         if failed is not None and (not known or known[-1] != indices[-1]):
             return Measured(None, failed.no_data, failed.detail, coverage=coverage)
         if not known:
@@ -216,7 +233,17 @@ def add_up(parts: Sequence[tuple[Measured, Decimal]]) -> Measured:
     )
 
 
-def meter_of(parts: Sequence[SLO], maintenance: Sequence[Maintenance] = ()) -> BudgetMeter:
+def meters_of(composites: Iterable[Sequence[SLO]], maintenance: Sequence[Maintenance] = ()) -> list[BudgetMeter]:
+    """Return one meter for every SLO or composite; those that count slices share what one tick asks for."""
+    groups = list(composites)
+    sliced = sum(slo.method != "Occurrences" for parts in groups for slo in parts)
+    backfill = max(FEWEST_SLICES, BACKFILL_SLICES // max(1, sliced))
+    return [meter_of(parts, maintenance, backfill) for parts in groups]
+
+
+def meter_of(
+    parts: Sequence[SLO], maintenance: Sequence[Maintenance] = (), backfill: int = BACKFILL_SLICES
+) -> BudgetMeter:
     """Return the meter of an SLO, or of the parts of a composite one, without the time of planned maintenance.
 
     Raises:
@@ -225,7 +252,7 @@ def meter_of(parts: Sequence[SLO], maintenance: Sequence[Maintenance] = ()) -> B
     if len({slo.method for slo in parts}) > 1:
         raise InputError("the parts of a composite SLO need one budgetingMethod", field=parts[0].composite_of)
     if parts[0].method != "Occurrences":
-        return SliceMeter(parts, maintenance)
+        return SliceMeter(parts, maintenance, backfill)
     meters = [_event_meter(slo, maintenance) for slo in parts]
     return meters[0] if len(parts) == 1 else CompositeMeter(meters, [slo.weight for slo in parts])
 

@@ -57,14 +57,14 @@ class FileState:
             document = json.loads(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"not a state file: {error}", file=str(self._path), kind="state") from error
         if not isinstance(document, dict) or document.get("version") != VERSION:
             found = document.get("version") if isinstance(document, dict) else None
             raise InputError(f"state version {found!r}, expected {VERSION}", file=str(self._path), kind="state")
         try:
             return {str(name): _from_json(entry) for name, entry in document["slos"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(f"damaged state: {error!r}", file=str(self._path), kind="state") from error
 
     def save(self, memories: Mapping[str, Memory]) -> None:

@@ -142,7 +142,7 @@ def _still_active(before: Memory, reading: Reading, guards: BurnRateWindows, now
         return None
     if reading.short_exceeds is not False or reading.reason not in {None, "no_traffic"}:
         return BELOW_UNKNOWN
-    since = now if below_since == BELOW_UNKNOWN else below_since
+    since = now if below_since == BELOW_UNKNOWN else min(below_since, now)  # the clock may have been set back
     return None if now - since >= guards.hold(reading.row) else since
 
 

@@ -99,6 +99,9 @@ def _read(document: Document) -> BurnRateWindows:
     rows = tuple(_row(item) for item in root.items("windows"))
     if not rows:
         root.missing("windows", "at least one pair is required")
+    for number, row in enumerate(rows):
+        if row.key in {other.key for other in rows[:number]}:
+            document.report(f"windows[{number}]", f"the pair {row.key} stands twice", kind="duplicate_name")
     windows = BurnRateWindows(
         name=root.text("name", required=True),
         source=root.text("source", required=True),

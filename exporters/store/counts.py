@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from pasta_otel.exporters.store.dimensions import OperationId
 from pasta_otel.model import CountRequest, EventCounts, SpanSLI
 
 MAX_BINS = 64  # distinct latency thresholds of one pass; above, bins would outnumber the spans' operations
+MAX_CUTS = 64  # of one indicator; above (slices), a join finds the segment, and nobody else's windows are cut up
 KINDS = {"internal": 1, "server": 2, "client": 3, "producer": 4, "consumer": 5}
 Where = tuple[tuple[str, str | int | float | bool], ...]
 
@@ -84,6 +85,18 @@ def _threshold(sli: SpanSLI) -> int:
     return MAX_INT64 if sli.threshold_ns is None else sli.threshold_ns
 
 
+def segment_source(cursor: Any, cuts: Sequence[int]) -> tuple[str, str]:
+    """Return SQL for a span's segment and for the spans: bisection between few cuts, a join over many.
+
+    Registers the table ``cut`` when there are many; the caller unregisters it.
+    """
+    if len(cuts) <= 2 * MAX_CUTS:
+        return segment_expression(cuts), "spans s"
+    starts = np.array(cuts[:-1], dtype=np.int64)
+    cursor.register("cut", {"start_ns": starts, "segment": np.arange(len(starts), dtype=np.int64)})
+    return "cut.segment", "spans s asof join cut on s.end_unix_nano >= cut.start_ns"
+
+
 def segment_expression(cuts: Sequence[int]) -> str:
     """Return SQL that says between which two cuts ``end_unix_nano`` lies, by bisection."""
     return _bisection("s.end_unix_nano < {}", cuts[1:-1])
@@ -125,17 +138,19 @@ def tallies(cursor: Any, plan: Plan, where: Where, grace_ns: int) -> dict[tuple[
         return _joined(cursor, plan, conditions, values)
     finally:
         cursor.unregister("probe")
+        cursor.unregister("cut")
 
 
 def _binned(cursor: Any, plan: Plan, conditions: str, values: Sequence[str]) -> dict[tuple[int, int, int], Tally]:
     """Group every span once, by the bin between two thresholds that its duration falls into, and add the bins up."""
     probes = plan.probes()
     limits = sorted({threshold for _, threshold in probes})
+    segment, source = segment_source(cursor, plan.cuts)
     query = f"""
-        select {segment_expression(plan.cuts)} as segment, s.op_id as op_id, {bin_expression(limits)} as bin,
+        select {segment} as segment, s.op_id as op_id, {bin_expression(limits)} as bin,
                sum(s.weight), coalesce(sum(s.weight) filter (s.status <> 2), 0),
                count_if((s.flags & {int(SpanFlag.SAMPLED)}) != 0)
-        from spans s where s.op_id in (select op_id from probe) and {conditions}
+        from {source} where s.op_id in (select op_id from probe) and {conditions}
         group by all"""  # noqa: S608 - our own numbers; attribute values are parameters
     bins: dict[tuple[int, int], dict[int, tuple[float, float, int]]] = defaultdict(dict)
     for segment, op, number, total, ok, unknown in cursor.execute(query, values).fetchall():
@@ -164,12 +179,13 @@ def _tally(bins: Mapping[int, tuple[float, float, int]], last: int) -> Tally:
 
 def _joined(cursor: Any, plan: Plan, conditions: str, values: Sequence[str]) -> dict[tuple[int, int, int], Tally]:
     """Join every span with the thresholds of its operation: for so many of them that bins would not stay few."""
+    segment, source = segment_source(cursor, plan.cuts)
     query = f"""
         with grouped as (
-          select {segment_expression(plan.cuts)} as segment, s.op_id as op_id, p.threshold_ns as threshold_ns,
+          select {segment} as segment, s.op_id as op_id, p.threshold_ns as threshold_ns,
                  s.status = 2 as failed, s.duration_ns <= p.threshold_ns as fast, s.weight as weight,
                  (s.flags & {int(SpanFlag.SAMPLED)}) != 0 as unknown
-          from spans s join probe p on s.op_id = p.op_id where {conditions}
+          from {source} join probe p on s.op_id = p.op_id where {conditions}
         )
         select segment, op_id, threshold_ns, sum(weight), coalesce(sum(weight) filter (not failed), 0),
                coalesce(sum(weight) filter (fast), 0), coalesce(sum(weight) filter (fast and not failed), 0),
@@ -196,12 +212,15 @@ def count(  # noqa: PLR0913, PLR0917 - the store's state and the question
     since_unix_nano: int,
     grace_ns: int,
 ) -> list[EventCounts]:
-    """Return one EventCounts a request, in order; one pass for each distinct ``where``."""
+    """Return one EventCounts a request, in order; one pass for each distinct ``where``, one more where slices are."""
     answers: list[EventCounts | None] = [_unanswerable(request, now_unix_nano) for request in requests]
-    by_where: Mapping[Where, list[int]] = _group(
-        (request.sli.where, number) for number, request in enumerate(requests) if answers[number] is None
+    times = Counter(request.sli for number, request in enumerate(requests) if answers[number] is None)
+    passes: Mapping[tuple[Where, bool], list[int]] = _group(
+        ((request.sli.where, times[request.sli] > MAX_CUTS), number)
+        for number, request in enumerate(requests)
+        if answers[number] is None
     )
-    for where, numbers in by_where.items():
+    for (where, _), numbers in passes.items():
         plan = Plan([requests[number] for number in numbers], operations)
         with open_cursor() as cursor:
             found = tallies(cursor, plan, where, grace_ns)
@@ -210,10 +229,10 @@ def count(  # noqa: PLR0913, PLR0917 - the store's state and the question
     return [answer for answer in answers if answer is not None]
 
 
-def _group(pairs: Iterable[tuple[Where, int]]) -> Mapping[Where, list[int]]:
-    groups: dict[Where, list[int]] = defaultdict(list)
-    for where, number in pairs:
-        groups[where].append(number)
+def _group(pairs: Iterable[tuple[tuple[Where, bool], int]]) -> Mapping[tuple[Where, bool], list[int]]:
+    groups: dict[tuple[Where, bool], list[int]] = defaultdict(list)
+    for key, number in pairs:
+        groups[key].append(number)
     return groups
 
 

@@ -13,7 +13,9 @@ from pasta_otel.slo.spec.model import Annotations, DurationText, Labels, Metadat
 NAME = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")  # RFC 1123 label, as OpenSLO v1 requires
 NAME_LIMIT = 63
 DESCRIPTION_LIMIT = 1050
-_DURATION = re.compile(r"^([1-9][0-9]*)([mhdwMQY])$")
+_DURATION = re.compile(r"^([1-9][0-9]*)([mhdwMQY])$", re.ASCII)
+LONGEST_MINUTES = 10 * 365 * 1440  # beyond ten years the calendar itself ends somewhere
+_MINUTES = {"m": 1, "h": 60, "d": 1440, "w": 10_080, "M": 43_200, "Q": 129_600, "Y": 525_600}
 _METADATA_FIELDS = frozenset({"name", "displayName", "labels", "annotations"})
 _CALENDAR_FIELDS = frozenset({"startTime", "timeZone"})
 _LABEL_KEY = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?$")
@@ -86,9 +88,12 @@ def read_duration(here: Cursor, key: str, *, required: bool = False) -> Duration
     """Return a duration shorthand: a whole number and one of m h d w M Q Y."""
     text = here.text(key, required=required)
     match = _DURATION.match(text)
+    found = here.get(key)
+    if match and found is not None and (len(match[1]) > 9 or int(match[1]) * _MINUTES[match[2]] > LONGEST_MINUTES):
+        found.problem("longer than ten years", kind="duration")
+        return None
     if match:
         return DurationText(int(match[1]), match[2])
-    found = here.get(key)
     if found is not None and isinstance(found.value, str) and text:
         found.problem(f"{text!r} is not a duration: a whole number and one of m h d w M Q Y", kind="duration")
     return None

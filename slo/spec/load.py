@@ -84,10 +84,15 @@ def _files(paths: Iterable[Path | str]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
             continue
-        files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        files = sorted(file for file in path.rglob("*") if file.is_file() and _wanted(file.relative_to(path)))
         if not files:
             raise InputError("holds no .yaml, .yml or .json file", file=str(path), kind="unreadable")
         yield from files
+
+
+def _wanted(inside: Path) -> bool:
+    """Hidden files and folders are not specifications: a mounted ConfigMap has every file in a ``..date`` folder too."""
+    return inside.suffix in SUFFIXES and not any(part.startswith(".") for part in inside.parts)
 
 
 def _read(document: Document) -> Iterator[Placed]:

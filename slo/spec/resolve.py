@@ -95,14 +95,15 @@ def _slos(item: Placed, document: SLODocument, index: _Index, problems: list[Pro
     for number, objective in enumerate(document.objectives):
         path = child_path("spec.objectives", number)
         indicator = _indicator(item, document, objective, path, index, problems)
-        if objective.display_name in taken:
-            message = f"{objective.display_name!r} is already the name of another objective"
+        label = objective.display_name or str(number)
+        if label in taken:
+            message = f"{label!r} is already the name of another objective"
             problems.append(item.problem(f"{path}.displayName", message, kind="duplicate_name"))
-        if indicator is None or objective.display_name in taken:
+        if indicator is None or label in taken:
             continue
-        taken |= {objective.display_name} - {""}
+        taken.add(label)
         yield SLO(
-            name=f"{document.metadata.name}/{objective.display_name or number}" if several else document.metadata.name,
+            name=f"{document.metadata.name}/{label}" if several else document.metadata.name,
             service=document.service,
             objective=objective.target,
             sli=_sli(item, indicator, objective, path, index, problems),

@@ -11,6 +11,7 @@ from pasta_otel.slo.spec.document import Cursor
 SOURCE_TYPE = "spans"
 KINDS = ("server", "client", "internal", "producer", "consumer")
 NS_PER_MS = 1_000_000
+LONGEST_MS = 86_400_000
 STATUS_CONDITION = "status != error"
 ANY_STATUS = "any"
 _SELECTOR = ("service", "operation", "kind", "where")
@@ -26,8 +27,9 @@ def read_spans(spec: Cursor, *, inherits: bool = False) -> SpanSLI:
     """
     spec.mapping(_FIELDS)
     threshold = spec.number("threshold_ms")
-    if threshold is not None and threshold <= 0:
-        spec.document.report(f"{spec.path}.threshold_ms", f"must be above 0 ms, got {threshold}", kind="range")
+    if threshold is not None and not 0 < threshold <= LONGEST_MS:
+        where = f"must be above 0 and at most {LONGEST_MS} ms (a day), got {threshold}"
+        spec.document.report(f"{spec.path}.threshold_ms", where, kind="range")
     good = "".join(spec.text("good", default=STATUS_CONDITION).split())
     if good not in {"".join(STATUS_CONDITION.split()), ANY_STATUS}:
         spec.document.report(

@@ -63,3 +63,17 @@ def test_bad_events_are_named_failed_ones_first(source):
     assert 0 < len(everything) <= counted.bad  # sampled spans stand for more than one event
     assert source.bad_spans(SpanSLI("nobody"), window, 5) == []
     assert source.bad_spans("another kind", window, 5) == ()
+
+
+def test_many_slices_and_few_windows_are_counted_alike(source, monkeypatch):
+    windows = [TimeWindow(T0 + i * SECOND // 2, T0 + (i + 1) * SECOND // 2) for i in range(220)]
+    requests = [CountRequest(SpanSLI(service), window) for service in ("api", "model") for window in windows]
+    requests.append(CountRequest(SpanSLI("api", threshold_ns=SECOND), TimeWindow(T0, T0 + 110 * SECOND)))
+    joined = source.counts(requests, T0 + 200 * SECOND)
+    monkeypatch.setattr(counts, "MAX_CUTS", 1000)
+    assert joined == source.counts(requests, T0 + 200 * SECOND)
+    (whole,) = source.counts([CountRequest(SpanSLI("api"), TimeWindow(T0, T0 + 110 * SECOND))], T0 + 200 * SECOND)
+    assert sum(answer.total for answer in joined[:220]) == whole.total > 0
+    monkeypatch.setattr(counts, "MAX_CUTS", 4)
+    monkeypatch.setattr(counts, "MAX_BINS", 0)
+    assert joined == source.counts(requests, T0 + 200 * SECOND)

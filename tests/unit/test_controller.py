@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from datetime import datetime
 from decimal import Decimal
 from types import SimpleNamespace
 
@@ -382,3 +383,71 @@ def test_verdicts_over_random_streams_keep_their_promises(phases):
             assert rate.short <= rate.factor
         assert (state.burn_since_unix_nano is not None) == (state.verdict == "burning")
         previous = state
+
+
+class FailingState(FileState):
+    """A disk that is full for a while."""
+
+    full = True
+
+    def save(self, memories):
+        if self.full:
+            raise OSError(28, "No space left on device")
+        super().save(memories)
+
+
+def test_a_burn_that_could_not_be_written_is_written_as_soon_as_it_can(tmp_path):
+    state = FailingState(tmp_path / "slo.json")
+    listed = EventListSource(events((60, 0.0), (60, 0.5)))
+    controller = SLOController([slo()], DEMO, Parts(listed, state=state), grace_ns=GRACE)
+    run(controller, 50, 100)
+    assert controller.states()[0].verdict == "burning"
+    state.full = False
+    run(controller, 100, 101)  # nothing changes at this tick
+    assert state.load()["orders"].verdict == "burning"
+
+
+def test_a_clock_that_is_set_back_does_not_prolong_a_burn():
+    listed = EventListSource(events((60, 0.0), (60, 0.5), (120, 0.0)))
+    controller = SLOController([slo()], DEMO, Parts(listed), grace_ns=0)
+    run(controller, 60, 122)
+    assert controller.states()[0].verdict == "burning"
+    controller.tick(START + 10_000 * SECOND)  # a step ahead and back again
+    after = run(controller, 124, 135)
+    assert after[-1].states[0].verdict == "ok"
+
+
+class Nonsense(EventListSource):
+    """Answers the first SLO's requests with no numbers at all."""
+
+    def counts(self, requests, now_unix_nano):
+        answers = list(super().counts(requests, now_unix_nano))
+        return [EventCounts("many", None), *answers[1:]]  # type: ignore[arg-type]  # what a source must not do
+
+
+def test_one_slo_that_cannot_be_counted_leaves_the_others_theirs():
+    good, wrong = slo("good"), slo("wrong")
+    controller = SLOController([wrong, good], DEMO, Parts(Nonsense(events((60, 0.0)))), grace_ns=0)
+    states = {state.name: state for state in controller.tick(START + 60 * SECOND).states}
+    assert (states["wrong"].verdict, states["wrong"].reason) == ("no_data", "invalid")
+    assert states["good"].verdict == "ok"
+
+
+def test_a_calendar_budget_is_not_projected_beyond_its_own_end():
+    hour = WindowSpec(DurationText(1, "h"), datetime(2023, 11, 14), "UTC")  # noqa: DTZ001  # local by definition
+    listed = EventListSource(events((3600, 0.04)))
+    watched = SLO("x", "order-api", Decimal("0.95"), SpanSLI("order-api"), hour)
+    controller = SLOController([watched], DEMO, Parts(listed), grace_ns=0)
+    state = controller.tick(START + 300 * SECOND).states[0]  # 22:18:20: the period ends in 41 min
+    assert state.period is not None
+    assert state.budget_remaining == pytest.approx(0.2, abs=0.05)
+    assert state.exhausted_in_ns == pytest.approx(0.2 * 3600e9 / 0.8, rel=0.1)
+    rolled = controller.tick(START + 2400 * SECOND).states[0]  # 22:53:20
+    assert rolled.exhausted_in_ns is None
+
+
+@pytest.mark.parametrize("text", ['{"version": 1, "slos": {"a": {"verdict": "ok", "since_unix_nano": Infinity, "burn_since_unix_nano": null, "active": {}}}}', "[" * 100_000])  # fmt: skip
+def test_a_state_file_of_nonsense_is_refused_by_name_not_by_a_crash(tmp_path, text):
+    (tmp_path / "slo.json").write_text(text)
+    with pytest.raises(InputError, match=r"slo\.json"):
+        FileState(tmp_path / "slo.json").load()

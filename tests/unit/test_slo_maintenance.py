@@ -7,15 +7,16 @@ import signal
 import subprocess
 import sys
 from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_otel.model import SpanSLI, TimeWindow
+from pasta_otel.model import EventCounts, SpanSLI, TimeWindow
 from pasta_otel.slo.controller import Parts, SLOController
 from pasta_otel.slo.leader import FileLeader
-from pasta_otel.slo.maintenance import Maintenance, read_maintenance, without
+from pasta_otel.slo.maintenance import ExcludingMeter, Maintenance, read_maintenance, without
 from pasta_otel.slo.spec.document import SpecError
 from pasta_otel.slo.spec.model import SLO, DurationText, WindowSpec
 from pasta_otel.slo.state import FileState
@@ -178,3 +179,25 @@ def test_kill_9_of_the_leader_frees_the_lead(tmp_path):
         other.wait()
     assert mine.lead()
     mine.release()
+
+
+def test_a_ready_ratio_weighs_by_time_around_a_hole():
+    """20 minutes at 100 % bad before the hole, 60 at 0 % after it: a quarter bad, not a half."""
+    slo = SLO("x", "web", Decimal("0.9"), SpanSLI("web"), WindowSpec(DurationText(2, "h")))
+    hour = 3600 * 10**9
+    meter = ExcludingMeter(slo, [Maintenance(TimeWindow(20 * hour // 60, hour), "upgrade")])
+    windows = [TimeWindow(0, 2 * hour)]
+    assert len(meter.requests(windows)) == 2
+    (measured,) = meter.measure(
+        windows, [EventCounts(0.0, 1.0, ratio_only=True), EventCounts(1.0, 1.0, ratio_only=True)]
+    )
+    assert measured.burn == Fraction(1, 4) / Fraction(1, 10)
+
+
+def test_a_time_beyond_the_calendar_is_an_error_at_its_field(tmp_path):
+    file = tmp_path / "m.yaml"
+    file.write_text(
+        "kind: MaintenanceWindows\nwindows: [{start: '0001-01-01T00:00:00+14:00', end: '2026-01-01T00:00:00Z', reason: x}]\n"
+    )
+    with pytest.raises(SpecError, match="RFC 3339"):
+        read_maintenance(file)

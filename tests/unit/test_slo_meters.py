@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -15,7 +16,7 @@ from pasta_otel.errors import InputError
 from pasta_otel.model import Attribution, EventCounts, SpanSLI, TimeWindow
 from pasta_otel.slo.budget import Measured, measure
 from pasta_otel.slo.controller import Parts, SLOController
-from pasta_otel.slo.meters import BACKFILL_SLICES, SliceMeter, add_up, evaluated, meter_of, union_of_ratios
+from pasta_otel.slo.meters import BACKFILL_SLICES, SliceMeter, add_up, evaluated, meter_of, meters_of, union_of_ratios
 from pasta_otel.slo.spec.load import check
 from pasta_otel.slo.spec.model import SLO, DurationText, WindowSpec
 from pasta_otel.slo.windows import load_windows
@@ -219,3 +220,38 @@ def test_a_composite_of_equal_weights_burns_as_the_sum_of_its_parts(pairs):
     parts = [measure(EventCounts(float(min(g, t)), float(t)), Decimal("0.9")) for g, t in pairs]
     total = add_up([(item, Decimal(1)) for item in parts])
     assert total.burn == sum(item.burn or 0 for item in parts)
+
+
+def slices_of(length: str, period: WindowSpec) -> SLO:
+    return SLO(
+        "x", "web", Decimal("0.9"), SpanSLI("web"), period,
+        method="RatioTimeslices", slice_window=DurationText(int(length[:-1]), length[-1]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("length", ["5m", "10m", "1h"])
+def test_slices_longer_than_a_burn_rate_window_still_give_a_verdict(length):
+    """The 5 min window rarely holds a whole slice of 5 min, and never one of an hour: the last finished one stands."""
+    slo = slices_of(length, WindowSpec(DurationText(7, "d")))
+    hour = 60 * MINUTE
+    source = EventListSource([(T0 + i * MINUTE, i < 9600) for i in range(10080)])
+    for minutes, verdict in ((9500, "ok"), (10060, "burning")):
+        controller = SLOController([slo], load_windows(), Parts(source), grace_ns=0)
+        state = controller.tick(T0 + minutes * MINUTE + hour // 7).states[0]
+        assert (state.verdict, state.detail) == (verdict, "")
+
+
+def test_a_calendar_period_counts_no_slice_that_began_before_it_and_starts_untouched():
+    month = WindowSpec(DurationText(1, "M"), datetime(2026, 1, 1), "UTC")  # noqa: DTZ001  # local by definition
+    start = int(datetime(2026, 3, 1, tzinfo=UTC).timestamp()) * 10**9
+    source = EventListSource([(start + i * MINUTE, False) for i in range(-2000, 0)])
+    controller = SLOController([slices_of("1h", month)], load_windows(), Parts(source), grace_ns=0)
+    assert controller.tick(start + 30 * MINUTE).states[0].budget_remaining == 1.0
+    assert controller.tick(start + 90 * MINUTE).states[0].budget_remaining == 1.0
+
+
+def test_many_sliced_slos_share_what_one_tick_asks_for():
+    window = [TimeWindow(T0 - 20160 * MINUTE, T0)]
+    for count, each in ((1, BACKFILL_SLICES), (10, BACKFILL_SLICES // 10), (1000, 60)):
+        meters = meters_of([(slices_of("1m", WindowSpec(DurationText(2, "w"))),)] * count)
+        assert [len(meter.requests(window)) for meter in meters] == [each] * count
