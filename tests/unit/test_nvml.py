@@ -177,6 +177,25 @@ def test_after_a_loss_nvml_is_started_again_at_most_once_a_minute():
     assert nvml.sessions == 2  # all is well: nothing to look for
 
 
+def test_a_gpu_that_answers_again_after_its_xid_79_is_ok_with_the_next_session():
+    class Clock(SystemClock):
+        now = 0
+
+        def monotonic_ns(self) -> int:
+            return self.now
+
+    gpu, clock = full_gpu(), Clock()
+    nvml = FakeNvml(gpu)
+    source = NvmlSource(nvml, clock=clock)
+    source.read()
+    nvml.waiting.append((gpu, 79))
+    assert only(source.read()).state == "failed"
+    clock.now = RESTART_NS + 1
+    again = only(source.read())
+    assert again.state == "ok"
+    assert values(again)["hw.errors", "xid", "79"] == 1
+
+
 def test_xids_are_counted_by_code_and_outlive_the_loss():
     gpu = full_gpu("GPU-1")
     nvml = FakeNvml(gpu)

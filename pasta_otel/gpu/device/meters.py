@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -58,13 +59,15 @@ class _Watched:
         self._sampler = sampler
         self._blank = self._errors = 0
         self._seen: Snapshot | None = None
+        self._lock = threading.Lock()  # a page and an exporter may read at the same time
 
     def points(self) -> Iterator[_Point]:
         snapshot = self._sampler.sample()
-        if snapshot is not self._seen:  # the same snapshot answers every instrument of a scrape
-            self._seen = snapshot
-            self._blank += snapshot.blank_values
-            self._errors += snapshot.parse_errors
+        with self._lock:
+            if snapshot is not self._seen:  # the same snapshot answers every instrument of a scrape
+                self._seen = snapshot
+                self._blank += snapshot.blank_values
+                self._errors += snapshot.parse_errors
         yield from points(snapshot)
         source = {semconv.SOURCE: snapshot.source}
         yield _Point(semconv.GPU_BLANK_VALUES, self._blank, source)

@@ -63,7 +63,6 @@ class NvmlSource:
     def __init__(self, nvml: Any, owner: Owner | None = None, *, clock: Clock | None = None) -> None:
         self._nvml, self._owner, self._clock = nvml, owner, clock or SystemClock()
         self._started_ns: int | None = None
-        self._handles: dict[str, Any] = {}
         self._lost_before = False
         self._known: dict[str, Device] = {}  # by hw.id, in the order seen
         self._at: dict[int, str] = {}  # index to hw.id, for a device that cannot tell any more
@@ -85,7 +84,7 @@ class NvmlSource:
             raise SourceDownError(_reason(error), str(error)) from error
         seen = {found.device.id for found in read}
         gone = [self._gone(device, "gone") for key, device in self._known.items() if key not in seen]
-        self._lost_before = any(found.down for found in read) or bool(gone)
+        self._lost_before = any(found.down or found.state == "failed" for found in (*read, *gone))
         return Snapshot(self.name, (*read, *gone))
 
     def close(self) -> None:
