@@ -258,6 +258,12 @@ GPU_CLOCK_FREQUENCY = _metric("pasta.gpu.clock.frequency", "gauge", "Hz", "Clock
 GPU_THROTTLED = _metric(
     "pasta.gpu.throttled", "gauge", "1", "1 while the clocks are held down for `reason`, 0 while they are not."
 )
+GPU_THROTTLED_TIME = _metric(
+    "pasta.gpu.throttled.time",
+    "counter",
+    "s",
+    "How long the clocks were held down, by `reason`.",
+)
 GPU_PCIE_THROUGHPUT = _metric(
     "pasta.gpu.pcie.throughput", "gauge", "By/s", "PCIe throughput, by `network.io.direction` where told apart."
 )
@@ -299,6 +305,7 @@ DEVICE_METRICS = (
     GPU_MEMORY_ACTIVITY,
     GPU_CLOCK_FREQUENCY,
     GPU_THROTTLED,
+    GPU_THROTTLED_TIME,
     GPU_PCIE_THROUGHPUT,
     GPU_FRAME_RATE,
     GPU_PROCESS_MEMORY,

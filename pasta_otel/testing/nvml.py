@@ -174,6 +174,13 @@ def utilization(gpu: int, memory_busy: int) -> Any:
     return pynvml.c_nvmlUtilization_t(gpu=gpu, memory=memory_busy)
 
 
+def violation(nanoseconds: int | None) -> Any:
+    """Return NVML's violation structure; None is an unsupported policy."""
+    if nanoseconds is None:
+        raise pynvml.NVMLError(NOT_SUPPORTED)
+    return pynvml.c_nvmlViolationTime_t(violationTime=nanoseconds)
+
+
 def process(pid: int, size: int | None) -> Any:
     """Return one running process as pynvml gives it; no size when the driver does not tell."""
     return pynvml.nvmlFriendlyObject({"pid": pid, "usedGpuMemory": size})
@@ -197,6 +204,7 @@ def full_gpu(uuid: str = "GPU-1", **changes: Any) -> FakeGpu:
         "nvmlDeviceGetPcieReplayCounter": 2,
         "nvmlDeviceGetClockInfo": lambda kind: {0: 1980, 1: 1980, 2: 3201, 3: 1545}[kind],
         "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
+        "nvmlDeviceGetViolationStatus": lambda policy: violation({0: 1_500_000_000, 1: 0}.get(policy)),
         "nvmlDeviceGetPcieThroughput": lambda direction: {0: 1500, 1: 2500}[direction],
         "nvmlDeviceGetRemappedRows": (0, 0, 0, 0),
         "nvmlDeviceGetComputeRunningProcesses": [process(4711, 1 << 30)],

@@ -49,6 +49,8 @@ def test_every_field_arrives_in_base_units():
         ("pasta.gpu.throttled", "sw_thermal"): 0,
         ("pasta.gpu.throttled", "hw_thermal"): 0,
         ("pasta.gpu.throttled", "hw_power_brake"): 0,
+        ("pasta.gpu.throttled.time", "sw_power_cap"): 1.5,
+        ("pasta.gpu.throttled.time", "sw_thermal"): 0,
         ("pasta.gpu.pcie.throughput", "transmit"): 1.5e6,
         ("pasta.gpu.pcie.throughput", "receive"): 2.5e6,
         ("hw.gpu.io", "transmit", "nvlink"): 1024000,

@@ -18,7 +18,7 @@ from pasta_otel.errors import InputError, MissingError
 from pasta_otel.gpu.device.model import DeviceReading, Snapshot, SourceDownError
 from pasta_otel.gpu.device.sampler import DeviceSampler
 from pasta_otel.gpu.device.smi import SmiSource, smi_source
-from pasta_otel.gpu.device.smi_table import QUERY, number, parse_table
+from pasta_otel.gpu.device.smi_table import QUERY, THROTTLES, number, parse_table
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CASES = FIXTURES / "cases"
@@ -80,6 +80,10 @@ THEIRS = {
     ("pasta.gpu.clock.frequency", "sm"): "nvidia_smi_clocks_current_sm_clock_hz",
     ("pasta.gpu.clock.frequency", "memory"): "nvidia_smi_clocks_current_memory_clock_hz",
     ("pasta.gpu.clock.frequency", "video"): "nvidia_smi_clocks_current_video_clock_hz",
+    **{
+        ("pasta.gpu.throttled.time", word): f"nvidia_smi_clocks_event_reasons_counters_{name}_seconds"
+        for name, word in THROTTLES.items()
+    },
     ("hw.errors", "corrected"): "nvidia_smi_ecc_errors_corrected_aggregate_total",
     ("hw.errors", "uncorrected"): "nvidia_smi_ecc_errors_uncorrected_aggregate_total",
 }

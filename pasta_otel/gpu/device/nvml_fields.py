@@ -30,6 +30,8 @@ THROTTLES = {
     0x40: "hw_thermal",
     0x80: "hw_power_brake",
 }
+# nvmlPerfPolicyType_t; by function and not by field value, because the field ids moved between drivers
+VIOLATIONS = {0: "sw_power_cap", 1: "sw_thermal", 2: "sync_boost", 3: "board_limit", 5: "reliability"}
 DEGRADING = 0x08 | 0x40 | 0x80  # the board protects itself
 
 
@@ -151,6 +153,15 @@ def throttles(fields: Fields) -> Iterator[Reading]:
             yield from readings_of(semconv.GPU_THROTTLED, int(bool(bits & bit)), (semconv.REASON, word))
 
 
+def violations(fields: Fields) -> Iterator[Reading]:
+    """Yield how long each limit held the clocks down (NVML: ns since the driver was loaded)."""
+    for policy, word in VIOLATIONS.items():
+        status = fields.ask("nvmlDeviceGetViolationStatus", policy)
+        if status is not None:
+            seconds = scaled(status.violationTime, 1e-9)
+            yield from readings_of(semconv.GPU_THROTTLED_TIME, seconds, (semconv.REASON, word))
+
+
 def links(fields: Fields) -> Iterator[Reading]:
     """Yield PCIe throughput (NVML: KB/s over 20 ms, which is how long each call takes) and NVLink bytes (KiB)."""
     for code, direction in PCIE.items():
@@ -190,5 +201,6 @@ READERS: tuple[Callable[[Fields], Iterator[Reading]], ...] = (
     errors,
     clocks,
     throttles,
+    violations,
     links,
 )

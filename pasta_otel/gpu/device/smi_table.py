@@ -43,6 +43,7 @@ UNITS: Mapping[str, float] = {
     "mw": 1e-3,
     "w": 1,
     "c": 1,
+    "us": 1e-6,
 }
 LOST = "gpu is lost"
 MEMORY_USED, MEMORY_TOTAL = "memory.used", "memory.total"
@@ -55,6 +56,14 @@ class Field(NamedTuple):
     labels: tuple[tuple[str, AttributeValue], ...] = ()
 
 
+# column's last word: ours, as NVML's source says it
+THROTTLES = {
+    "sw_power_cap": "sw_power_cap",
+    "sync_boost": "sync_boost",
+    "sw_thermal_slowdown": "sw_thermal",
+    "hw_thermal_slowdown": "hw_thermal",
+    "hw_power_brake_slowdown": "hw_power_brake",
+}
 # names of `nvidia-smi --help-query-gpu`
 FIELDS: Mapping[str, Field] = {
     "utilization.gpu": Field(semconv.HW_GPU_UTILIZATION, ((semconv.HW_GPU_TASK, "general"),)),
@@ -73,6 +82,10 @@ FIELDS: Mapping[str, Field] = {
     "clocks.current.video": Field(semconv.GPU_CLOCK_FREQUENCY, ((semconv.GPU_CLOCK, "video"),)),
     "ecc.errors.corrected.aggregate.total": Field(semconv.HW_ERRORS, ((semconv.ERROR_TYPE, "corrected"),)),
     "ecc.errors.uncorrected.aggregate.total": Field(semconv.HW_ERRORS, ((semconv.ERROR_TYPE, "uncorrected"),)),
+    **{
+        f"clocks_event_reasons_counters.{name}": Field(semconv.GPU_THROTTLED_TIME, ((semconv.REASON, word),))
+        for name, word in THROTTLES.items()
+    },
 }
 INFO: Mapping[str, str] = {
     "driver_version": semconv.HW_DRIVER_VERSION,
