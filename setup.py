@@ -2,9 +2,11 @@ import os
 import shutil
 import sys
 import sysconfig
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 # abi3 from 3.11, the first version whose limited API has the buffer protocol. Free-threaded builds have no limited API.
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
@@ -18,7 +20,27 @@ NATIVE = os.environ.get("PASTA_NATIVE") == "require" or bool(shutil.which(COMPIL
 if not NATIVE:
     sys.stderr.write("pasta-otel: no C compiler or Python.h: no GPU kernel capture (gcc and python3-dev bring it)\n")
 
+
+class BuildWithProbes(build_py):
+    """Compile the host probes beside the Python files; without clang the agent works with files alone, and says so."""
+
+    def run(self) -> None:
+        super().run()
+        source = Path("pasta_otel", "ebpf")
+        folder = source if self.editable_mode else Path(self.build_lib, source)
+        spec = spec_from_file_location("pasta_bpf_build", source / "build.py")
+        builder = module_from_spec(spec)
+        spec.loader.exec_module(builder)
+        try:
+            builder.build(folder / "objects")
+        except builder.BuildError as error:
+            if os.environ.get("PASTA_NATIVE") == "require":
+                raise
+            sys.stderr.write(f"pasta-otel: no eBPF probes in this build: {error}\n")
+
+
 setup(
+    cmdclass={"build_py": BuildWithProbes},
     ext_modules=[
         Extension(
             "pasta_otel._native._cupti",

@@ -12,6 +12,7 @@ import click
 
 from pasta_otel.app.agent import LOADER_CHOICES, AgentOptions, serve
 from pasta_otel.ebpf.probes import OBJECT_FOLDER
+from pasta_otel.errors import MissingError
 
 
 @click.command(help="Observe the host by eBPF and files, link what happens to the spans of instrumented processes.")
@@ -60,4 +61,7 @@ def command(probes: str, interval: float, token_env: str, **rest: Any) -> None: 
         token=os.environ.get(token_env, "") if token_env else "",
         **rest,
     )
-    serve(options, lambda event: click.echo(json.dumps(event)))
+    try:
+        serve(options, lambda event: click.echo(json.dumps(event)))
+    except ModuleNotFoundError as error:
+        raise MissingError(f"the agent needs {error.name}", how="pip install 'pasta-otel[ebpf]'") from error
