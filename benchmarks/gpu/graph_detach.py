@@ -1,4 +1,4 @@
-"""Does a CUDA graph survive that CUPTI is detached? The capture never does it. ``python -m benchmarks.gpu.graph_detach``
+"""Does a CUDA graph survive that CUPTI is detached? ``python -m benchmarks.gpu.graph_detach``; capture never does it.
 
 Replays a graph while windows attach, record and detach, and compares what it computes with what it computed before.
 """

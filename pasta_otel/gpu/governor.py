@@ -66,12 +66,15 @@ class Calibration:
     """
 
     MIN_SAMPLES = 30
+    MAX_OPERATIONS = 1_000
 
     def __init__(self) -> None:
         self._moments: dict[tuple[str, bool], tuple[int, float, float]] = {}
 
     def observe(self, operation: str, duration_ns: int, *, inside: bool) -> None:
         """Take one operation's duration; operations that are partly inside a window are not to be given."""
+        if len(self._moments) >= self.MAX_OPERATIONS and (operation, inside) not in self._moments:
+            return
         count, mean, m2 = self._moments.get((operation, inside), (0, 0.0, 0.0))
         count += 1
         delta = duration_ns - mean
@@ -81,7 +84,7 @@ class Calibration:
     def slowdown(self) -> tuple[float, float] | None:
         """Return the mean relative slowdown inside windows and its standard error; None while too little is known."""
         found = []
-        for operation in {name for name, _ in self._moments}:
+        for operation in {name for name, _ in list(self._moments)}:
             inside, outside = (self._moments.get((operation, where), (0, 0.0, 0.0)) for where in (True, False))
             if min(inside[0], outside[0]) >= self.MIN_SAMPLES and outside[1] > 0:
                 variance = inside[2] / (inside[0] - 1) / inside[0] + outside[2] / (outside[0] - 1) / outside[0]

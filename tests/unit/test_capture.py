@@ -458,6 +458,16 @@ fake.fake_subscriber(b"nsys")
 assert service.window(1_000_000) is None
 assert service.windows["held"] == 1 and service._held()[0].attributes == {"holder": "nsys"}
 fake.fake_subscriber(None)
+from pasta_otel.gpu.governor import Calibration
+Calibration.MIN_SAMPLES = 2
+now = time.time_ns()
+for duration in (100, 102): service.request_ended("order", now, now + duration)
+assert service.governor.calibration.slowdown() is None
+service._window_times = (now, None)
+for duration in (130, 132): service.request_ended("order", now, now + duration)
+service.request_ended("order", now - 1, now + 10_000)  # partly inside: says nothing
+mean, error = service.governor.calibration.slowdown()
+assert abs(mean - 0.297) < 0.001 and 0 < error < 0.02
 report = service.window(1_000_000)
 assert report.cost.recorded_ns >= 1_000_000 and report.weight > 0
 assert service._held()[0].value == 0
@@ -495,5 +505,32 @@ service._turn()
 assert service._deep_windows == 0
 tier[0] = 3; service._turn(); assert service._deep_windows == 1
 tier[0] = 2; service.deepen(60); service._turn(); assert service._deep_windows == 1
+""",
+    )
+
+
+def test_a_fork_inside_a_window_leaves_the_child_without_capture(fake_cupti):
+    run_with(
+        fake_cupti,
+        """
+import os, time
+from pasta_otel.gpu.cupti import start
+from pasta_otel.gpu.cupti.start import CaptureOptions, GpuCaptureStarter
+start.LOOK_S = 0.01
+starter = GpuCaptureStarter(CaptureOptions(library=sys.argv[1]), uses_cuda=lambda: True)
+starter.start()
+deadline = time.monotonic() + 30
+while starter.service is None and time.monotonic() < deadline: time.sleep(0.01)
+capture = starter.service.capture
+starter.regions.recording = True
+assert capture.open()
+child = os.fork()
+if child == 0:
+    starter.regions.enter(1, 2)
+    starter.regions.enter_request(1, 3)
+    os._exit(0 if fake.fake_depth() == 0 and starter.regions.recording is False else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+starter.regions.enter(1, 4)
+assert fake.fake_depth() == 1
 """,
     )

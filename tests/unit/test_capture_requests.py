@@ -167,3 +167,15 @@ def test_the_application_builds_a_capture_from_its_settings(monkeypatch):
     assert build_gpu_capture(load_settings({"PASTA_OVERHEAD_BUDGET": "0"}), None, NoOpMeter("test"), state) is None
     monkeypatch.setitem(sys.modules, "pasta_otel.gpu.cupti.start", None)
     assert build_gpu_capture(settings, None, NoOpMeter("test"), state) is None
+
+
+def test_requests_that_end_well_are_told_with_their_times(regions):
+    ended = []
+    provider = TracerProvider()
+    provider.add_span_processor(RequestRegions(regions, lambda *request: ended.append(request)))
+    tracer = provider.get_tracer("test")
+    with tracer.start_as_current_span("order") as span, tracer.start_as_current_span("inner"):
+        pass
+    with pytest.raises(ValueError, match="no"), tracer.start_as_current_span("order"):
+        raise ValueError("no")
+    assert ended == [("order", span.start_time, span.end_time)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -27,10 +28,12 @@ class RequestRegions:
 
     Args:
         regions: Told about each sampled local root span.
+        ended: Told name, begin and end (unix nanoseconds) of each local root span that ends without an error, to
+            compare requests inside and outside capture windows; None = nobody asks.
     """
 
-    def __init__(self, regions: RequestObserver) -> None:
-        self._regions = regions
+    def __init__(self, regions: RequestObserver, ended: Callable[[str, int, int], object] | None = None) -> None:
+        self._regions, self._ended = regions, ended
 
     def on_start(self, span: Any, parent_context: object = None) -> None:
         """Begin the request on this thread (SDK callback)."""
@@ -45,6 +48,8 @@ class RequestRegions:
         if parent is None or parent.is_remote:
             self._regions.end(span.context.span_id)
             self._regions.leave(span.context.span_id)
+            if self._ended is not None and span.status.is_ok:
+                self._ended(span.name, span.start_time, span.end_time)
 
     def _on_ending(self, span: object) -> None:
         """Do nothing (SDK callback)."""

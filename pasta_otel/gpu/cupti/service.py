@@ -107,6 +107,7 @@ class GpuCapture:
         self.spans: Counter[str] = Counter()
         self.windows: Counter[str] = Counter()
         self.offset: ClockOffset | None = None
+        self._window_times: tuple[int, int | None] = (0, 0)  # the last window's begin and end; None = it is open
 
     # -- one window ----------------------------------------------------------------------------------------------------
 
@@ -124,10 +125,13 @@ class GpuCapture:
             self.windows["held"] += 1
             return None
         recording = time.perf_counter_ns()
+        opened = self._now()
+        self._window_times = (opened, None)
         self._wake.wait(length_ns / 1e9)
         recorded = time.perf_counter_ns() - recording
         offset = measure_offset(self._timestamp, self._now)
         self.capture.close()
+        self._window_times = (opened, self._now())
         cpu = time.thread_time_ns()
         joined = self.digest(self.capture.drain())
         cpu_ns = time.thread_time_ns() - cpu
@@ -138,6 +142,14 @@ class GpuCapture:
         self.deliver(joined, weight, offset)
         self.windows["ok"] += 1
         return WindowReport(cost, weight, joined, offset)
+
+    def request_ended(self, operation: str, start_unix_nano: int, end_unix_nano: int) -> None:
+        """Compare a request that was wholly inside or wholly outside a window with its kind (``Calibration``)."""
+        opened, closed = self._window_times
+        if closed is None and start_unix_nano >= opened:
+            self.governor.calibration.observe(operation, end_unix_nano - start_unix_nano, inside=True)
+        elif closed is not None and start_unix_nano >= closed:
+            self.governor.calibration.observe(operation, end_unix_nano - start_unix_nano, inside=False)
 
     def digest(self, batches: Iterable[Rows]) -> Joined:
         """Join a window's rows to the regions."""

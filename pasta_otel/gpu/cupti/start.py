@@ -93,7 +93,7 @@ class GpuCaptureStarter:
         self._uses_cuda = uses_cuda or cuda_is_loaded
         self.regions = Regions(_cupti, time.time_ns)
         self.observer = TaggedRegions(self.regions)
-        self.requests = RequestRegions(self.observer)
+        self.requests = RequestRegions(self.observer, self._request_ended)
         self.service: GpuCapture | None = None
         self.missing: str | None = None
         self._watch: TorchWatch | None = None
@@ -122,6 +122,10 @@ class GpuCaptureStarter:
     def points(self) -> list[HistogramPoint]:
         """Return ``gpu.cuda.kernel.duration`` so far; nothing before the first window."""
         return [] if self.service is None else self.service.points()
+
+    def _request_ended(self, operation: str, start_unix_nano: int, end_unix_nano: int) -> None:
+        if self.service is not None:
+            self.service.request_ended(operation, start_unix_nano, end_unix_nano)
 
     def _wait_for_cuda(self) -> None:
         while not self._stop.wait(LOOK_S):
@@ -175,7 +179,10 @@ class GpuCaptureStarter:
 
     def _after_fork(self) -> None:
         """Wait for CUDA anew in a forked worker; a child of a process that used CUDA cannot use it."""
-        if self._thread is not None and self.service is None:
+        if self.service is not None:
+            self.regions.recording = False
+            _cupti.window(False)
+        elif self._thread is not None:
             self._stop = threading.Event()
             self.start()
 
