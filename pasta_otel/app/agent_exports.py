@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from opentelemetry.sdk.metrics.export import MetricsData, PeriodicExportingMetricReader
 
 from pasta_otel import semconv
+from pasta_otel.app.devices import watch_devices
 from pasta_otel.clock import Clock, monotonic_to_unix
 from pasta_otel.context import SpanIds
 from pasta_otel.ebpf.hostmetrics import HostFiles
@@ -67,6 +68,7 @@ class AgentExports:
         if observer is not None:
             observe_probes(self.meter, observer.counters, observer.report)
         self._files = HostFiles(options.proc_root, options.cgroup_root, clock, self.meter)
+        self._devices = watch_devices(self.meter, clock=clock, proc_root=str(options.proc_root))
         self._rows = self._build_rows() if options.exports and observer is not None else None
         self._server = self._build_server()
 
@@ -97,6 +99,7 @@ class AgentExports:
         if self._rows is not None:
             self._rows.shutdown()
         self._provider.shutdown()
+        self._devices.close()
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Return whether harvests still come, and what is attached."""
