@@ -29,7 +29,9 @@ class Stack:
 
 @pytest.fixture
 def regions():
-    return Regions(Stack(), lambda: T0)
+    found = Regions(Stack(), lambda: T0)
+    found.recording = True
+    return found
 
 
 def joined_of(builder, regions):
