@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pasta_otel import semconv
-from pasta_otel.errors import InputError, MissingError
+from pasta_otel.errors import MissingError
 from pasta_otel.exporters.ledger import Ledger
 from pasta_otel.exporters.otlp.config import OtlpConfig
 from pasta_otel.exporters.otlp.encoder import Scope, encode_spans, slice_columns
@@ -138,7 +138,7 @@ class OtlpTarget:
         """Send a request; what the decoder refuses is left out, so that one bad span cannot cost the request.
 
         Raises:
-            InputError: Nothing could be sent at all: the destination is wrong or down.
+            MissingError: Nothing could be sent at all: the destination is wrong or down.
         """
         decoded = self._decoder.decode(body, time.time_ns())
         done = self._delivered
@@ -154,7 +154,8 @@ class OtlpTarget:
             done.dropped[outcome.reason] += outcome.dropped
         if not done.ok and outcome.dropped:
             target = self._sender.config.target
-            raise InputError(f"nothing reached {target}: {outcome.reason}", field="endpoint", kind="unreachable")
+            how = "start it, or set OTEL_EXPORTER_OTLP_ENDPOINT"
+            raise MissingError(f"nothing reached {target}: {outcome.reason}", how=how)
 
     def close(self) -> Delivered:
         """Release the connection."""

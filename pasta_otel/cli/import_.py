@@ -193,7 +193,7 @@ def _put_json(put: Callable[[SpanTarget, bytes], None], target: SpanTarget, requ
     try:
         put(target, request)
     except InputError as error:
-        if error.file or error.kind == "unreachable":
+        if error.file:
             raise
         raise InputError(error.message, file=str(path), field=error.field, kind="trace_format") from error
 

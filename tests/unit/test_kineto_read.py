@@ -152,6 +152,8 @@ def test_the_spelling_of_2021_and_of_rocm_are_the_same_kinds():
     amd = read_trace(AMD).timeline
     assert any(amd.row_name(row).startswith("hip") for row in amd.calls)
     assert amd.work["device"].tolist() == [2] * len(amd.work)
+    copies = amd.work[amd.work["kind"] == Kind.MEMCPY]
+    assert copies["value"].tolist() == [2560, 2560]  # ROCm writes the size on the call
 
 
 # ---- compressed files

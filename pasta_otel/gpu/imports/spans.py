@@ -67,8 +67,10 @@ class _Spans:
                 calls[part], self._numbers(calls, first_call)[part], number_of_op[self._links.call_op[part]]
             )
         for part in _parts(len(work)):
-            above = number_of_op[self._links.op[part]]
-            yield self._work(work[part], self._links.method[part], self._numbers(work, first_work)[part], above)
+            numbers = self._numbers(work, first_work)[part]
+            yield from self._work_groups(
+                work[part], self._links.method[part], numbers, number_of_op[self._links.op[part]]
+            )
 
     def _root(self) -> SpanColumns:
         attributes = (
@@ -105,6 +107,15 @@ class _Spans:
         }
         return self._made(calls, numbers, parents, site, sites, attributes)
 
+    def _work_groups(
+        self, work: Rows, method: NDArray[np.int8], numbers: NDArray[np.uint64], parents: NDArray[np.uint64]
+    ) -> Iterator[SpanColumns]:
+        """Yield the work that has a copy's size, and the rest: what is not known is absent, not 0."""
+        sized = ~is_kind(work, GPU_KERNELS) & (work["value"] > 0)
+        for mask in (sized, ~sized):
+            if mask.any():
+                yield self._work(work[mask], method[mask], numbers[mask], parents[mask])
+
     def _work(
         self, work: Rows, method: NDArray[np.int8], numbers: NDArray[np.uint64], parents: NDArray[np.uint64]
     ) -> SpanColumns:
@@ -112,12 +123,13 @@ class _Spans:
         kernel = is_kind(work, GPU_KERNELS)
         device = np.minimum(work["device"], _MOST_DEVICE).astype(np.int64)
         site, keys = _codes(work["name"].astype(np.int64) << 16 | classes << 8 | device << 1 | kernel)
-        attributes = {
+        attributes: dict[str, Any] = {
             semconv.GPU_STREAM_ID: work["stream"].astype(np.int64),
             semconv.GPU_CORRELATION_ID: work["correlation"].astype(np.int64),
-            semconv.GPU_COPY_SIZE: work["value"].astype(np.int64),
             semconv.LINK_METHOD: StringColumn(method.astype(np.int32), METHODS),
         }
+        if work["value"].all() and not kernel.any():
+            attributes[semconv.GPU_COPY_SIZE] = work["value"].astype(np.int64)
         sites = [self._work_site(value) for value in keys]
         return self._made(work, numbers, parents, site, sites, attributes)
 

@@ -170,7 +170,7 @@ class Columns:
         rows["context"] = _unsigned32([a.context for a in args], 0)
         rows["graph"] = _unsigned32([a.graph for a in args], 0)
         rows["node"] = _integers([a.node for a in args], 0)
-        rows["value"] = np.maximum(_integers([a.bytes for a in args], 0), 0)
+        rows["value"] = np.maximum(_integers([a.size if a.bytes is None else a.bytes for a in args], 0), 0)
         for at in np.flatnonzero(code == Kind.MEMCPY).tolist():
             rows["detail"][at] = copy_code(str(events[at].name))
         return rows

@@ -20,6 +20,7 @@ class Args(msgspec.Struct, gc=False):
     stream: Number = None
     context: Number = None
     bytes: Number = None
+    size: Number = None
     graph: Number = msgspec.field(default=None, name="graph id")
     node: Number = msgspec.field(default=None, name="graph node id")
     module: Text = msgspec.field(default=None, name="Module Hierarchy")

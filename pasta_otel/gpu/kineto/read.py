@@ -11,7 +11,7 @@ import numpy as np
 
 from pasta_otel.errors import InputError
 from pasta_otel.gpu.analysis.timeline import OP, Timeline
-from pasta_otel.gpu.cupti.rows import ROW
+from pasta_otel.gpu.cupti.rows import API_CALLS, ROW, Kind, Rows, is_kind
 from pasta_otel.gpu.kineto.columns import Columns
 from pasta_otel.gpu.kineto.scan import EventScanner, ScanNotes
 from pasta_otel.gpu.kineto.source import TraceBytes
@@ -108,6 +108,7 @@ def _trace(path: Path, columns: Columns, notes: ScanNotes) -> KinetoTrace:
     if not kept_rows.all() or not kept_ops.all():
         early = int((~kept_rows).sum() + (~kept_ops).sum())
         rows, external, ops = rows[kept_rows], external[kept_rows], ops[kept_ops]
+    _take_sizes(rows)
     timeline = Timeline(
         rank=0,
         rows=rows,
@@ -135,6 +136,16 @@ def _shift(table: Any, base_ns: int) -> Any:
     start += base_ns
     end += base_ns
     return (start >= 0) & (end >= start)
+
+
+def _take_sizes(rows: Rows) -> None:
+    """Give copies without a size that of their API call, in place: ROCm writes it there only."""
+    unknown = np.flatnonzero(is_kind(rows, (Kind.MEMCPY, Kind.MEMSET)) & (rows["value"] == 0))
+    if not len(unknown):
+        return
+    calls = np.flatnonzero(is_kind(rows, API_CALLS) & (rows["value"] > 0))
+    sizes = dict(zip(rows["correlation"][calls].tolist(), rows["value"][calls].tolist(), strict=True))
+    rows["value"][unknown] = [sizes.get(key, 0) for key in rows["correlation"][unknown].tolist()]
 
 
 def _base_ns(header: Mapping[str, Any]) -> int:

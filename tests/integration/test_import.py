@@ -1,0 +1,243 @@
+"""``pasta-otel import``, the command: reports, exit codes, a store file, and rotel as a server that is not ours."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from pasta_otel.cli import main
+from pasta_otel.gpu.imports.spans import timeline_spans
+from pasta_otel.gpu.kineto import read_trace
+from tests.otlp_receiver import HttpReceiver, attributes
+from tests.support import free_port, wait_for
+from tests.telemetry import rotel
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+SAMPLES, CASES = FIXTURES / "samples", FIXTURES / "cases"
+HTA = SAMPLES / "facebookresearch+HolisticTraceAnalysis"
+ALEXNET = HTA / "benchmark_result_2869224_1695835535_trace.json.gz"
+JAEGER = next((SAMPLES / "jaegertracing+jaeger").rglob("otlp2jaeger-out.json"))
+OTLP = SAMPLES / "open-telemetry+opentelemetry-proto" / "examples" / "trace.json"
+CRISP = SAMPLES / "uber-research+CRISP" / "test_cases" / "10.json"
+
+
+def imported(capsys, *arguments) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(["import", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return stop.value.code, out, err
+
+
+def report(capsys, *arguments):
+    code, out, _ = imported(capsys, *arguments)
+    assert code == 0
+    return json.loads(out)
+
+
+# ---- a report
+
+
+def test_all_ranks_of_a_job_are_analysed_in_one_call(capsys):
+    found = report(capsys, HTA / "sampled_rank-1.json.gz", HTA / "sampled_rank-0.json.gz")
+    assert [rank["rank"] for rank in found["profile"]["ranks"]] == [0, 1]
+    assert "load_imbalance" in {finding["kind"] for finding in found["findings"]}
+    assert [rank["events"] for rank in found["import"]["ranks"]] == [4855, 4720]
+
+
+def test_formats_may_be_mixed_and_request_traces_get_their_critical_path(capsys):
+    found = report(capsys, ALEXNET, OTLP, CRISP)
+    assert [entry["format"] for entry in found["files"]] == ["kineto", "otlp-json", "jaeger"]
+    (longest, crisp) = found["traces"]["traces"]
+    assert longest["critical_path"] == [{"name": "my.service: I'm a server span", "own_ns": 1_000_000_000}]
+    assert {part["name"]: part["own_ns"] for part in crisp["critical_path"]}["S1: O1"] == 400_000
+
+
+def test_low_coverage_is_marked_in_the_report(capsys):
+    found = report(capsys, CASES / "K08" / "trace.json")["profile"]["ranks"][0]["coverage"]
+    assert found["attribution_incomplete"] is True
+    assert found["by_duration"] == pytest.approx(0.6)
+
+
+# ---- errors
+
+
+@pytest.mark.case("K06")
+@pytest.mark.parametrize(("folder", "words"), [("clash", "rank 1 twice"), ("ambiguous", "distributedInfo.rank")])
+def test_ranks_that_are_not_certain_are_one_line_and_exit_2(capsys, folder, words):
+    code, out, err = imported(capsys, *sorted((CASES / "K06" / folder).glob("*.json")))
+    assert (code, out) == (2, "")
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        (HTA / "benchmark_simple_add_et.json.gz", "execution trace"),
+        (HTA / "memory_timeline.raw.gz", "memory timeline"),
+        (CASES / "K12" / "empty.json", "empty file"),
+        (Path("no/such/file.json"), "No such file"),
+    ],
+)
+def test_what_is_no_trace_is_refused_by_name_and_exit_2(capsys, file, words):
+    code, out, err = imported(capsys, file)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert file.name in err
+
+
+def test_strict_refuses_a_damaged_trace_with_its_line(capsys):
+    path = CASES / "K02" / "a_raw_quotes.json"
+    code, _, err = imported(capsys, path, "--strict")
+    assert code == 2
+    assert f"{path}:3:" in err
+    assert report(capsys, path)["import"]["ranks"][0]["skipped"] == 1
+
+
+def test_more_events_than_asked_for_are_refused(capsys):
+    code, _, err = imported(capsys, ALEXNET, "--max-events", 100)
+    assert code == 2
+    assert "more than 100 events" in err
+
+
+# ---- a store
+
+
+def stored(path):
+    with duckdb.connect(str(path), read_only=True) as connection:
+        return connection.execute("SELECT * FROM spans").fetchall(), [c[0] for c in connection.description]
+
+
+def test_a_store_file_holds_every_span_once_it_is_imported(tmp_path, capsys):
+    store = tmp_path / "s.duckdb"
+    code, out, err = imported(capsys, ALEXNET, JAEGER, OTLP, "--to", "store", "--store", store)
+    assert code == 0, err
+    trace = read_trace(ALEXNET).timeline
+    expected = 1 + len(trace.ops) + len(trace.calls) + len(trace.work) + 2 + 1
+    assert f"{expected} of {expected} spans imported" in out
+    rows, _ = stored(store)
+    assert len(rows) == expected
+
+
+def test_python_frames_become_spans_only_when_asked_for(tmp_path, capsys):
+    path = SAMPLES / "AMD-AGI+TraceLens" / "h100-bert-small.json.gz"
+    counts = []
+    for arguments in ([], ["--python-frames"]):
+        store = tmp_path / f"{len(arguments)}.duckdb"
+        _, out, _ = imported(capsys, path, "--to", "store", "--store", store, "--json", *arguments)
+        counts.append(json.loads(out)["delivered"]["ok"])
+    assert counts[1] - counts[0] == 1385
+
+
+# ---- spans
+
+
+def test_importing_twice_gives_the_same_ids_and_none_twice():
+    batches = [[*timeline_spans(read_trace(ALEXNET).timeline)] for _ in range(2)]
+    ids = [[row.tobytes() for columns in batch for row in columns.span_id] for batch in batches]
+    assert ids[0] == ids[1]
+    assert len(set(ids[0])) == len(ids[0])
+
+
+def test_every_parent_is_a_span_of_the_trace_and_surrounds_its_host_children():
+    columns = [*timeline_spans(read_trace(ALEXNET).timeline)]
+    by_id = {}
+    for part in columns:
+        times = zip(part.start_time_unix_nano.tolist(), part.end_time_unix_nano.tolist(), strict=True)
+        by_id |= {row.tobytes(): time for row, time in zip(part.span_id, times, strict=True)}
+    roots = 0
+    for part in columns:
+        on_gpu = "gpu.cuda.stream.id" in part.attributes
+        for row, parent in zip(part.span_id, part.parent_span_id, strict=True):
+            if not parent.any():
+                roots += 1
+                continue
+            (start, end), (low, high) = by_id[row.tobytes()], by_id[parent.tobytes()]
+            assert start <= end
+            assert on_gpu or low <= start <= high
+    assert roots == 1
+
+
+@pytest.mark.case("K04")
+def test_an_unfinished_op_becomes_no_span():
+    sites = [
+        site.name for part in timeline_spans(read_trace(CASES / "K04" / "trace.json").timeline) for site in part.sites
+    ]
+    assert Counter(sites) == {"pytorch profile": 1, "tiny": 1}
+
+
+@pytest.mark.case("K01")
+def test_nothing_non_finite_leaves(tmp_path, capsys):
+    found = report(capsys, CASES / "K01" / "trace.json")
+    assert "NaN" not in json.dumps(found)
+    for part in timeline_spans(read_trace(CASES / "K01" / "trace.json").timeline):
+        assert all(getattr(getattr(values, "dtype", None), "kind", "") != "f" for values in part.attributes.values())
+
+
+# ---- rotel
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_imported_traces_arrive_at_rotel_and_beyond(tmp_path, monkeypatch, capsys, protocol):
+    with HttpReceiver() as upstream:
+        endpoint = upstream.endpoint.removesuffix("/v1/traces")
+        to_us = ("--exporter", "otlp", "--otlp-exporter-endpoint", endpoint, "--otlp-exporter-protocol", "http")
+        with rotel(tmp_path, *to_us) as peer:
+            port = peer.grpc_port if protocol == "grpc" else peer.http_port
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+            code, out, err = imported(capsys, ALEXNET, JAEGER, OTLP, "--to", "otlp", "--json", "--service", "alexnet")
+            assert code == 0, err
+            done = json.loads(out)["delivered"]
+            assert done["ok"] == done["spans"]
+            wait_for(lambda: len(upstream.spans()) == done["ok"])
+        received = upstream.spans()
+    services = Counter(resource["service.name"] for resource, _ in received)
+    assert services == {"alexnet": done["ok"] - 3, "telemetrygen": 2, "my.service": 1}
+    kernels = [attributes(span.attributes) for _, span in received if span.name.startswith("ampere_sgemm")]
+    assert kernels
+    assert all(kernel["gpu.kernel.class"] == "gemm" and kernel["pasta.link.method"] == "time" for kernel in kernels)
+
+
+def test_a_server_that_is_not_there_is_said_in_one_line(monkeypatch, capsys):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    code, out, err = imported(capsys, OTLP, "--to", "otlp")
+    assert (code, out) == (3, "")
+    assert "nothing reached 127.0.0.1" in err
+
+
+# ---- people
+
+
+def test_progress_is_shown_on_a_terminal_and_only_there(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_bytes(gzip.decompress(ALEXNET.read_bytes()))
+    command = [sys.executable, "-m", "pasta_otel", "import", str(path)]
+    plain = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert plain.stderr == ""
+    json.loads(plain.stdout)
+    leader, follower = os.openpty()
+    shown = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=follower, env={**os.environ, "TERM": "xterm"})
+    os.close(follower)
+    text = b""
+    while piece := _read(leader):
+        text += piece
+    assert shown.wait(30) == 0
+    assert b"import" in text
+    os.close(leader)
+
+
+def _read(descriptor) -> bytes:
+    try:
+        return os.read(descriptor, 4096)
+    except OSError:  # the other side is closed
+        return b""
