@@ -94,7 +94,7 @@ def _explain_site(record: Record, site: _Site) -> list[Finding]:
     deepest = _leading_modules(record, site)
     if deepest:
         return _modules_first(record, site, deepest)
-    if site.pressure is not None:
+    if site.pressure is not None and site.pressure.explains(record, site.total_ns):
         return _host_first(record, site, site.pressure)
     return _by_edge(record, site, _inside(site))
 

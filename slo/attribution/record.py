@@ -64,6 +64,7 @@ class Record:
         edges: Client duration per edge.
         modules: Self time per torch module.
         request_rate_ratio: Requests a second in the burning window over requests a second in the baseline.
+        requests_per_second: Requests a second in the burning window; 0 where its length is unknown.
         host_before: Host readings of the baseline, ordered by (service, pid, metric, time).
         host_after: Host readings of the burning window.
     """
@@ -77,6 +78,7 @@ class Record:
     edges: Mapping[EdgeKey, Shift]
     modules: Mapping[ModuleKey, Shift]
     request_rate_ratio: float = 1.0
+    requests_per_second: float = 0.0
     host_before: Sequence[HostSample] = ()
     host_after: Sequence[HostSample] = ()
 
@@ -105,7 +107,7 @@ def make_record(  # noqa: PLR0913 - two windows and what belongs to them
     limits: Thresholds,
     *,
     host: tuple[Sequence[HostSample], Sequence[HostSample]] = ((), ()),
-    lengths_ns: tuple[int, int] = (1, 1),
+    lengths_ns: tuple[int, int] = (0, 0),
 ) -> Record:
     """Compare two snapshots key by key.
 
@@ -115,7 +117,7 @@ def make_record(  # noqa: PLR0913 - two windows and what belongs to them
         after: The burning window.
         limits: Thresholds.
         host: Host readings of both windows.
-        lengths_ns: Lengths of both windows.
+        lengths_ns: Lengths of both windows; 0 = unknown.
     """
     requests = (before.requests(own), after.requests(own))
     return Record(
@@ -128,6 +130,7 @@ def make_record(  # noqa: PLR0913 - two windows and what belongs to them
         edges=_compare_all(before.edges, after.edges, requests),
         modules=_compare_modules(before.modules, after.modules, requests),
         request_rate_ratio=_rate_ratio(requests, lengths_ns),
+        requests_per_second=requests[1] * SECOND_NS / lengths_ns[1] if lengths_ns[1] else 0.0,
         host_before=host[0],
         host_after=host[1],
     )

@@ -33,10 +33,12 @@ class Thresholds:
             amplifies: waiting grows when service time grows).
         throttled_share: Increase of throttled / elapsed CFS periods. kubernetes-mixin alerts (CPUThrottlingHigh) at
             0.25 by itself; here the service's own slowdown must be shown too, so less is enough.
-        wait_share: Increase of run delay / (run delay + CPU time), both of /proc/PID/schedstat. Ours: two equal tasks
-            on one CPU give 0.5, an idle machine about 0.01.
+        wait_share: Increase of run delay / (run delay + CPU time), both of /proc/PID/schedstat, as a share of what it
+            could still increase. Ours: two equal tasks on one CPU give 0.5, an idle machine about 0.01.
         wait_rate: Increase of run delay in seconds a second. Ours: a process that mostly sleeps has a high share from a
             few wake-ups; one that waited less than a twentieth of the time did not stall its requests.
+        delay_explained: Share of a service's extra time that its run delay and the queue behind it must be able to
+            cause. Ours: most of it; less is a busy machine beside another reason.
         cpu_share: Share of a service's CPU time that must be new to count as evidence: a third is half again as much.
         calls_ratio: Factor by which calls a request must grow for ``call_structure``.
     """
@@ -56,6 +58,7 @@ class Thresholds:
     throttled_share: float = 0.10
     wait_share: float = 0.15
     wait_rate: float = 0.05
+    delay_explained: float = 0.5
     cpu_share: float = 0.33
     calls_ratio: float = 1.25
 
@@ -84,5 +87,6 @@ UNGATED = Thresholds(
     throttled_share=0.0,
     wait_share=0.0,
     wait_rate=0.0,
+    delay_explained=0.0,
 )
 """Rank everything that grew at all; for benchmarks that score the order, never for acting."""

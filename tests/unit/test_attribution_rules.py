@@ -142,3 +142,33 @@ def test_the_most_throttled_process_stands_for_its_service_with_its_own_periods(
     ]
     rates = host_rates(readings)["a"]
     assert (rates[CGROUP_PERIODS].per_second, rates[CGROUP_THROTTLED_PERIODS].per_second) == (10.0, 8.0)
+
+
+def host(cpu: float, delay: float) -> list[HostSample]:
+    """Return ten seconds of one process that uses and waits for this many CPU seconds a second."""
+    rates = {CPU_TIME: cpu, RUN_DELAY: delay}
+    return [HostSample("a", 1, name, t * SECOND, t * rate) for name, rate in rates.items() for t in (0, 10)]
+
+
+def slower_by(extra_ms: float, before: list[HostSample], after: list[HostSample]) -> Record:
+    """Return four requests a second to a service that takes this much longer, with these host readings."""
+    calm = snapshot({"a": samples(5)}, {}, {"front>a": samples(6)})
+    slow = snapshot({"a": samples(5 + extra_ms)}, {}, {"front>a": samples(6 + extra_ms)})
+    return record(calm, slow, host_before=before, host_after=after, requests_per_second=4.0)
+
+
+def test_run_delay_that_is_too_short_for_the_growth_leaves_it_to_the_edge():
+    neighbours = slower_by(140, host(0.009, 0.012), host(0.009, 0.105))  # 0.56 s/s more waiting, 0.09 of it for a CPU
+    assert causes(neighbours)[0] == ("edge_latency", "a", "front -> a")
+
+
+def test_run_delay_that_is_as_long_as_the_growth_explains_it():
+    assert causes(slower_by(24, host(0.009, 0.012), host(0.009, 0.105)))[0] == ("cpu_contention", "a", "a")
+
+
+def test_run_delay_of_a_process_that_is_always_runnable_explains_the_queue_behind_it():
+    assert causes(slower_by(1400, host(0.03, 0.02), host(0.03, 0.98)))[0] == ("cpu_contention", "a", "a")
+
+
+def test_contention_is_seen_on_a_machine_that_was_busy_before():
+    assert causes(slower_by(400, host(0.03, 0.2), host(0.03, 1.7)))[0] == ("cpu_contention", "a", "a")

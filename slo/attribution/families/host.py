@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,24 @@ SHARED_BY_CGROUP = frozenset({CGROUP_PERIODS, CGROUP_THROTTLED_PERIODS, CGROUP_T
 
 @dataclass(frozen=True, slots=True)
 class HostPressure:
-    """The machine kept a service's processes from running."""
+    """The machine kept a service's processes from running.
+
+    Attributes:
+        kind: How.
+        strength: How clearly, 0..1.
+        evidence: What shows it.
+        most_delay: Seconds a second of waiting requests that this can have caused, queueing included; infinite where
+            that is unknown.
+    """
 
     kind: CauseKind
     strength: float
     evidence: tuple[Evidence, ...]
+    most_delay: float = math.inf
+
+    def explains(self, record: Record, extra_ns: float) -> bool:
+        """Say whether it can have caused most of this extra time in an average request."""
+        return self.most_delay >= record.limits.delay_explained * extra_ns / SECOND_NS * record.requests_per_second
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +144,28 @@ def _throttled(record: Record, service: str, before: Rates, after: Rates) -> Hos
 def _contended(record: Record, service: str, before: Rates, after: Rates) -> HostPressure | None:
     new = _ratio(after, service, RUN_DELAY, (RUN_DELAY, CPU_TIME))
     old = _ratio(before, service, RUN_DELAY, (RUN_DELAY, CPU_TIME))
-    if new is None or old is None or new <= 0 or new - old < record.limits.wait_share:
+    if new is None or old is None or new <= 0 or old >= 1:
         return None
-    if after[service][RUN_DELAY].per_second - before[service][RUN_DELAY].per_second < record.limits.wait_rate:
+    # a share of what was left: on a machine that is busy anyway the share is near 1 before, and cannot grow by much
+    grown = (new - old) / (1.0 - old)
+    if grown < record.limits.wait_share:
         return None
-    share = Evidence("host", "run_delay_share", old, new, new - old, after[service][RUN_DELAY].n)
-    evidence = [share, *_rate_evidence(RUN_DELAY, service, before, after)]
-    return HostPressure("cpu_contention", min(1.0, new - old), tuple(evidence))
+    delay = after[service][RUN_DELAY].per_second - before[service][RUN_DELAY].per_second
+    if delay < record.limits.wait_rate:
+        return None
+    share = Evidence("host", "run_delay_share", old, new, grown, after[service][RUN_DELAY].n)
+    evidence = (share, *_rate_evidence(RUN_DELAY, service, before, after))
+    return HostPressure("cpu_contention", min(1.0, grown), evidence, _with_queue(delay, after[service]))
+
+
+def _with_queue(delay: float, rates: Mapping[str, Rate]) -> float:
+    """Return the most waiting that run delay causes together with the queue behind it: 1 / (1 - utilisation) of it.
+
+    Waiting for the CPU is service time to whoever queues for the process, and an M/M/1 queue holds a request for the
+    service time over 1 - utilisation. A process that always runs or waits to run may explain any growth.
+    """
+    idle = 1.0 - rates[RUN_DELAY].per_second - rates[CPU_TIME].per_second
+    return delay / idle if idle > 0 else math.inf
 
 
 def _rate_evidence(metric: str, service: str, before: Rates, after: Rates) -> list[Evidence]:
