@@ -7,9 +7,12 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pasta_otel._native import _cupti
 from pasta_otel.errors import InputError
+
+if TYPE_CHECKING:
+    from pasta_otel._native import _cupti
 
 MAGIC = b"PASTACU1"
 _HEAD = struct.Struct("<8sII")  # magic, CUPTI API version, number of names

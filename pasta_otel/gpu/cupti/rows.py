@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pasta_otel._native import _cupti
+if TYPE_CHECKING:  # installed without a C compiler there is no extension, and imported traces are rows all the same
+    from pasta_otel._native import _cupti
 
 ROW: Final = np.dtype(
     [
