@@ -100,6 +100,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("PASTA_PROMETHEUS_HEADERS", "prometheus_headers", "", str, "name=value,... sent to Prometheus."),
     Setting("PASTA_PROMETHEUS_CA_FILE", "prometheus_ca_file", "", str, "PEM CA certificates for Prometheus over TLS."),
     Setting(
+        "PASTA_PROMETHEUS_CERT_FILE", "prometheus_cert_file", "", str, "PEM client certificate chain for Prometheus."
+    ),
+    Setting("PASTA_PROMETHEUS_KEY_FILE", "prometheus_key_file", "", str, "PEM key of the client certificate."),
+    Setting(
         "PASTA_PROMETHEUS_TIMEOUT_SECONDS", "prometheus_timeout_seconds", 10.0, float, "Limit of one request, seconds."
     ),
     Setting(

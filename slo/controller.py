@@ -244,8 +244,8 @@ class SLOController:
         if examples is not None:
             window = TimeWindow(end - self._windows.rows[0].long_ns, end)
             for part in self._components[slo.name]:
-                ask = partial(examples.bad_spans, part.sli, window, BAD_EXAMPLES)
-                found = list(self._survive("examples", ask, ()))
+                nothing: Sequence[SpanRef] = ()
+                found = self._survive("examples", partial(examples.bad_spans, part.sli, window, BAD_EXAMPLES), nothing)
                 if found:
                     return found
         causes = state.attribution.causes if state.attribution else ()

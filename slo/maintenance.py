@@ -72,17 +72,21 @@ def _entry(item: Cursor) -> Maintenance:
 
 def _time(item: Cursor, key: str) -> int:
     text = item.text(key, required=True)
-    try:
-        moment = datetime.fromisoformat(text)
-        moment = moment.astimezone(UTC) if moment.tzinfo is not None else None
-    except (ValueError, OverflowError):
-        moment = None
+    moment = _instant(text)
     if moment is None:
         if text:
             item.document.report(f"{item.path}.{key}", f"{text!r} is not RFC 3339 with a zone", kind="time")
         return 0
     elapsed = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000_000
+
+
+def _instant(text: str) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment.astimezone(UTC) if moment.tzinfo is not None else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def without(window: TimeWindow, excluded: Iterable[TimeWindow]) -> list[TimeWindow]:

@@ -128,10 +128,19 @@ def _prometheus(url: str, settings: Mapping[str, Any]) -> tuple[SLISource, Calla
             bearer_token=str(settings["PASTA_PROMETHEUS_TOKEN"]) or None,
             basic_auth=(user, password) if user else None,
             ca_file=str(settings["PASTA_PROMETHEUS_CA_FILE"]) or None,
+            cert=_client_certificate(settings),
             timeout_seconds=float(settings["PASTA_PROMETHEUS_TIMEOUT_SECONDS"]),
         )
     )
     return source, source.close
+
+
+def _client_certificate(settings: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return certificate and key files; the key may stand in the certificate's own file."""
+    certificate, key = (str(settings[f"PASTA_PROMETHEUS_{name}_FILE"]) for name in ("CERT", "KEY"))
+    if key and not certificate:
+        raise InputError("a key needs its certificate", field="PASTA_PROMETHEUS_CERT_FILE")
+    return (certificate, key or certificate) if certificate else None
 
 
 def _headers(text: str) -> dict[str, str]:

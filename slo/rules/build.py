@@ -7,6 +7,7 @@ exists; numbers are written from decimals (0.001, not 0.0009999999999999432).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -21,6 +22,7 @@ from pasta_otel.slo.windows import NS_PER_SECOND, BurnRateWindow, BurnRateWindow
 NS_PER_DAY = 86_400 * NS_PER_SECOND
 MODE, SPEC = "pasta-otel", "openslo/v1"
 Rule = dict[str, Any]
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class _Subject:
 
     @property
     def selector(self) -> str:
-        return "{" + ", ".join(f'{key}="{value}"' for key, value in self.ids.items()) + "}"
+        return "{" + ", ".join(f'{key}="{_escaped(value)}"' for key, value in self.ids.items()) + "}"
 
     @property
     def labels(self) -> dict[str, str]:
@@ -72,7 +74,12 @@ class _Subject:
 
 
 def _label(key: str) -> bool:
-    return key.replace("_", "a").isalnum() and not key[0].isdigit()
+    return _LABEL.fullmatch(key) is not None and not key.startswith("__")
+
+
+def _escaped(value: str) -> str:
+    """Return a text for inside a PromQL string, which may stand inside a template's raw string."""
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n").replace("`", r"\x60")
 
 
 def build(slo: SLO, windows: BurnRateWindows, version: str) -> list[Group]:
@@ -225,6 +232,7 @@ def _absent_alert(subject: _Subject, alerting: Alerting) -> Rule:
     if query is None:
         query = expressions(subject.sli, first.short_ns, text)[0].text
     seconds = max(60, int(first.factor(subject.period_ns) * subject.budget * first.long_ns / NS_PER_SECOND))
+    seconds = min(seconds, first.long_ns // NS_PER_SECOND)  # a factor that is out of reach must not delay this
     return {
         "alert": f"{alert_name(subject.slo)}Absent",
         "expr": f"absent(\n  {query}\n)",

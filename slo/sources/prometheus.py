@@ -8,28 +8,26 @@ from __future__ import annotations
 
 import logging
 import math
-import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from datetime import UTC
-from email.utils import parsedate_to_datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import httpx
 
-from pasta_otel.errors import InputError
 from pasta_otel.model import CountRequest, EventCounts, NoDataReason
 from pasta_otel.slo.sources.buckets import bounds_query, read_bounds, resolve
 from pasta_otel.slo.sources.prometheus_answers import (
-    Answer,
     RefusedError,
+    Series,
     Value,
+    labels_of,
     read_answer,
-    read_document,
     read_failure,
 )
+from pasta_otel.slo.sources.prometheus_http import PrometheusClient, PrometheusConfig
 from pasta_otel.slo.sources.prometheus_questions import NS_PER_MS, Asked, Run, groups, length_ns, split_runs
 from pasta_otel.slo.sources.promql import (
     COVERAGE_STEPS,
@@ -40,49 +38,17 @@ from pasta_otel.slo.sources.promql import (
 )
 from pasta_otel.slo.spec.model import Bucket, PrometheusSLI
 
+__all__ = ["PrometheusConfig", "PrometheusSource"]
+
 NS_PER_SECOND = 1_000_000_000
 PARALLEL = 4
 COVERAGE_ABOVE_NS = 3600 * NS_PER_SECOND  # nobody keeps less
 COVERAGE_SECONDS = 600.0
 RETRY_SECONDS = 10.0
-LOOKUPS_PER_TICK = 40
+QUARANTINE_SECONDS = 60.0
+MAX_REMEMBERED = 10_000
+LATE = Value(wrong="absent", detail="no time left in this tick")
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class PrometheusConfig:
-    """How to reach a server.
-
-    Attributes:
-        url: Base URL, without ``/api/v1``.
-        headers: Further headers, e.g. ``X-Scope-OrgID``; values never appear in messages.
-        bearer_token: Sent as ``Authorization: Bearer``.
-        basic_auth: User and password.
-        ca_file: CA certificates for TLS, None = the system's.
-        cert: Client certificate and key files.
-        timeout_seconds: For one request.
-        deadline_seconds: For one tick: what has not been asked by then has no data.
-        batch_characters: A request's query is at most about this long.
-        batch_expressions: A request holds at most so many expressions.
-        clock_tolerance_seconds: How far the server's clock may be off.
-    """
-
-    url: str
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    bearer_token: str | None = field(default=None, repr=False)
-    basic_auth: tuple[str, str] | None = field(default=None, repr=False)
-    ca_file: str | None = None
-    cert: tuple[str, str] | None = None
-    timeout_seconds: float = 10.0
-    deadline_seconds: float = 30.0
-    batch_characters: int = 60_000
-    batch_expressions: int = 120
-    clock_tolerance_seconds: float = 60.0
-
-    def __post_init__(self) -> None:
-        """Check the URL."""
-        if not self.url.startswith(("http://", "https://")):
-            raise InputError("expected a URL with http:// or https://", field="prometheus.url")
 
 
 class _Resolved(NamedTuple):
@@ -104,33 +70,28 @@ class PrometheusSource:
 
     def __init__(self, config: PrometheusConfig, transport: httpx.BaseTransport | None = None) -> None:
         self._config = config
-        headers = {"Accept": "application/json", **config.headers}
-        if config.bearer_token:
-            headers["Authorization"] = f"Bearer {config.bearer_token}"
-        self._client = httpx.Client(
-            base_url=config.url.rstrip("/"),
-            headers=headers,
-            auth=config.basic_auth,
-            verify=_tls(config),
-            timeout=config.timeout_seconds,
-            transport=transport,
-        )
-        self._refused: dict[str, str] = {}
+        self._client = PrometheusClient(config, transport)
+        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="pasta-prometheus")
+        self._refused: dict[str, tuple[str, float]] = {}  # what the server said, until when it is believed
         self._warned: set[str] = set()
         self._resolved: dict[PrometheusSLI, _Resolved] = {}
-        self._lookups = 0
         self._covered: dict[PrometheusSLI, tuple[float, float]] = {}  # covered ns, until when that is believed
-        self.requests_sent = 0
+
+    @property
+    def requests_sent(self) -> int:
+        """Return how many requests have been sent."""
+        return self._client.requests_sent
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; a question under way is given up."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
     def counts(self, requests: Sequence[CountRequest], now_unix_nano: int) -> Sequence[EventCounts]:
         """Return one EventCounts a request, in order; never raises for a server that is down, slow, wrong or lying."""
         deadline = time.monotonic() + self._config.deadline_seconds
-        self._lookups = 0
-        given, requests = requests, [self._with_bucket(request, now_unix_nano) for request in requests]
+        self._look_up_bounds(requests, now_unix_nano, deadline)
+        given, requests = requests, [self._with_bucket(request) for request in requests]
         asked = [
             Asked(number, expression, request.window.end_unix_nano)
             for number, request in enumerate(requests)
@@ -140,11 +101,9 @@ class PrometheusSource:
         coverage = self._ask_coverage(requests)
         asked += coverage
         runs, single = split_runs(asked, requests)
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            tasks = [pool.submit(self._ask_run, run, now_unix_nano, deadline) for run in runs]
-            tasks += [pool.submit(self._ask, batch, now_unix_nano, deadline) for batch in self._batches(single)]
-            for task in tasks:
-                task.result()
+        tasks: list[Callable[[], None]] = [partial(self._ask_run, run, now_unix_nano, deadline) for run in runs]
+        tasks += [partial(self._ask, batch, now_unix_nano, deadline) for batch in self._batches(single)]
+        self._in_parallel(tasks, deadline)
         self._learn_coverage(coverage, requests)
         by_request: dict[int, list[Asked]] = {}
         for item in asked:
@@ -156,45 +115,52 @@ class PrometheusSource:
 
     def _finished(self, counts: EventCounts, request: CountRequest, given: CountRequest) -> EventCounts:
         """Add how much of the window is covered, and what must be said about a histogram's bounds."""
-        found = self._resolved.get(given.sli) if isinstance(given.sli, PrometheusSLI) and given.sli.bucket else None
+        found = self._resolved.get(given.sli) if isinstance(given.sli, PrometheusSLI) else None
+        if found is None and isinstance(given.sli, PrometheusSLI) and given.sli.bucket is not None:
+            return replace(counts, no_data=LATE.wrong, detail=LATE.detail)
         if found is not None and found.sli is None:
             return replace(counts, no_data=found.wrong, detail=found.said)
         said = found.said if found is not None else ""
         return replace(counts, coverage=self._coverage_of(request), detail=counts.detail or said)
 
-    def _with_bucket(self, request: CountRequest, now_unix_nano: int) -> CountRequest:
+    def _in_parallel(self, tasks: Sequence[Callable[[], None]], deadline: float) -> None:
+        """Run tasks; whoever has no answer at the deadline, plus one request's time, has none at this tick."""
+        futures = [self._pool.submit(task) for task in tasks]
+        left = deadline - time.monotonic() + self._config.timeout_seconds
+        done, late = wait(futures, timeout=max(0.0, left))
+        for future in late:
+            future.cancel()
+        for future in done:
+            future.result()
+
+    def _with_bucket(self, request: CountRequest) -> CountRequest:
         """Return the request with a histogram's threshold as a query, or as it is without such buckets."""
-        sli = request.sli
-        if not isinstance(sli, PrometheusSLI) or sli.bucket is None:
-            return request
-        known = self._resolved.get(sli)
-        if (known is None or known.until < time.monotonic()) and self._lookups < LOOKUPS_PER_TICK:
-            self._lookups += 1
-            known = self._resolved[sli] = self._resolve(sli, sli.bucket, request.window.end_unix_nano, now_unix_nano)
+        known = self._resolved.get(request.sli) if isinstance(request.sli, PrometheusSLI) else None
         return request if known is None or known.sli is None else CountRequest(known.sli, request.window)
 
-    def _resolve(self, sli: PrometheusSLI, bucket: Bucket, time_ns: int, now_unix_nano: int) -> _Resolved:
-        """Ask which bounds the server has."""
-        self.requests_sent += 1
-        form = {"query": bounds_query(bucket), "time": f"{time_ns / NS_PER_SECOND:.3f}"}
-        soon = time.monotonic() + RETRY_SECONDS
-        try:
-            answer = self._client.post("/api/v1/query", data=form)
-        except httpx.HTTPError as error:
-            return _Resolved(None, soon, "absent", f"{type(error).__name__}: {error}")
-        clock = self._clock_problem(answer, now_unix_nano)
-        if clock is not None:
-            return _Resolved(None, soon, clock.wrong, clock.detail)
-        data = read_document(answer).get("data")
-        series = data.get("result") if isinstance(data, dict) else None
-        metrics = [entry.get("metric", {}) for entry in series or () if isinstance(entry, dict)]
-        bounds = read_bounds(str(metric.get("le", "")) for metric in metrics)
-        if not bounds:
-            return _Resolved(None, soon, "absent", f"HTTP {answer.status_code}: no series {bucket.histogram}_bucket")
-        found, said = resolve(sli, bucket, bounds)
-        if found is None:
-            return _Resolved(None, soon, "invalid", said)
-        return _Resolved(found, time.monotonic() + COVERAGE_SECONDS, None, said)
+    def _look_up_bounds(self, requests: Sequence[CountRequest], now_unix_nano: int, deadline: float) -> None:
+        """Ask, many to a request, which bounds the histograms have that are not known, or no longer."""
+        now = time.monotonic()
+        wanted: dict[PrometheusSLI, tuple[Bucket, int]] = {}
+        for request in requests:
+            sli = request.sli
+            if isinstance(sli, PrometheusSLI) and sli.bucket is not None:
+                known = self._resolved.get(sli)
+                if known is None or known.until < now:
+                    wanted[sli] = (sli.bucket, request.window.end_unix_nano)
+        items = list(wanted.items())
+        size = self._config.batch_expressions
+        parts = [items[first : first + size] for first in range(0, len(items), size)]
+        self._in_parallel([partial(self._learn_bounds, part, now_unix_nano, deadline) for part in parts], deadline)
+
+    def _learn_bounds(
+        self, items: Sequence[tuple[PrometheusSLI, tuple[Bucket, int]]], now_unix_nano: int, deadline: float
+    ) -> None:
+        texts = [bounds_query(bucket) for _, (bucket, _) in items]
+        times = {"time": items[0][1][1] / NS_PER_SECOND}
+        found = self._answers("/api/v1/query", texts, times, now_unix_nano, deadline)
+        for (sli, (bucket, _)), answer in zip(items, found, strict=True):
+            self._resolved[sli] = _resolved(sli, bucket, answer)
 
     def _ask_coverage(self, requests: Sequence[CountRequest]) -> list[Asked]:
         """Return one question for every indicator whose covered time is not known, or no longer: its longest window."""
@@ -249,104 +215,113 @@ class PrometheusSource:
         return batches
 
     def _ask(self, batch: list[Asked], now_unix_nano: int, deadline: float) -> None:
-        """Fill the values of a batch; one that the server refuses is halved until the culprit stands alone."""
-        known = [item for item in batch if item.expression.text in self._refused]
-        for item in known:
-            item.value = Value(wrong="invalid", detail=self._refused[item.expression.text])
-        batch = [item for item in batch if item.expression.text not in self._refused]
-        if not batch or time.monotonic() > deadline:
-            return
-        try:
-            values = self._query([item.expression.text for item in batch], batch[0].time_ns, now_unix_nano)
-        except RefusedError as refused:
-            if len(batch) == 1:
-                self._refuse(batch[0], refused)
-                return
-            middle = len(batch) // 2
-            self._ask(batch[:middle], now_unix_nano, deadline)
-            self._ask(batch[middle:], now_unix_nano, deadline)
-            return
-        for item, value in zip(batch, values, strict=True):
-            item.value = value
-
-    def _refuse(self, item: Asked, refused: RefusedError) -> None:
-        """Remember a query that the server cannot read, so that it does not spoil its batch at every tick."""
-        if refused.for_good and len(self._refused) < 10_000:
-            self._refused[item.expression.text] = str(refused)
-        item.value = Value(wrong="invalid", detail=str(refused))
+        """Fill the values of a batch."""
+        times = {"time": batch[0].time_ns / NS_PER_SECOND}
+        texts = [item.expression.text for item in batch]
+        for item, found in zip(
+            batch, self._answers("/api/v1/query", texts, times, now_unix_nano, deadline), strict=True
+        ):
+            item.value = found if isinstance(found, Value) else found.one(item.time_ns)
 
     def _ask_run(self, run: Run, now_unix_nano: int, deadline: float) -> None:
         """Fill the values of a run: one range query for many windows of one length."""
-        if time.monotonic() > deadline:
-            return
         texts = list(dict.fromkeys(item.expression.text for item in run.items))
         start_ms, step_ms = run.start_ns // NS_PER_MS, run.step_ns // NS_PER_MS
-        form = {"start": start_ms / 1000, "end": (start_ms + run.steps * step_ms) / 1000, "step": step_ms / 1000}
-        try:
-            answer = self._post("/api/v1/query_range", texts, form, now_unix_nano)
-        except RefusedError as refused:
-            answer = Value(wrong="invalid", detail=str(refused))
-        found = {text: answer if isinstance(answer, Value) else answer.by_time(i) for i, text in enumerate(texts)}
+        times = {"start": start_ms / 1000, "end": (start_ms + run.steps * step_ms) / 1000, "step": step_ms / 1000}
+        answers = self._answers("/api/v1/query_range", texts, times, now_unix_nano, deadline)
+        found = {
+            text: answer if isinstance(answer, Value) else answer.by_time()
+            for text, answer in zip(texts, answers, strict=True)
+        }
         for item in run.items:
             values = found[item.expression.text]
             at_ms = start_ms + (item.time_ns - run.start_ns) // run.step_ns * step_ms
             item.value = values if isinstance(values, Value) else values.get(at_ms, Value())
 
-    def _query(self, texts: Sequence[str], time_ns: int, now_unix_nano: int) -> list[Value]:
-        answer = self._post("/api/v1/query", texts, {"time": time_ns / NS_PER_SECOND}, now_unix_nano)
-        if isinstance(answer, Value):
-            return [answer] * len(texts)
-        return [answer.one(number, time_ns) for number in range(len(texts))]
+    def _answers(
+        self, path: str, texts: Sequence[str], times: Mapping[str, float], now_unix_nano: int, deadline: float
+    ) -> list[Series | Value]:
+        """Return what answers each expression; a batch that is refused is halved until the culprit stands alone.
 
-    def _post(self, path: str, texts: Sequence[str], times: Mapping[str, float], now_unix_nano: int) -> Answer | Value:
-        """Return an answer, or what stands for every expression because there is none.
+        A query that the server cannot read is not asked again; one that it could not execute, not for a minute.
+        """
+        found: dict[int, Series | Value] = {}
+        for number, text in enumerate(texts):
+            said, until = self._refused.get(text, ("", 0.0))
+            if until > time.monotonic():
+                found[number] = Value(wrong="invalid", detail=said)
+        open_ = [number for number in range(len(texts)) if number not in found]
+        for numbers, answer in self._halved(path, texts, open_, times, now_unix_nano, deadline):
+            for place, number in enumerate(numbers):
+                found[number] = answer if isinstance(answer, Value) else answer[place]
+        return [found[number] for number in range(len(texts))]
+
+    def _halved(  # noqa: PLR0913, PLR0917  # a question and its bounds
+        self,
+        path: str,
+        texts: Sequence[str],
+        numbers: list[int],
+        times: Mapping[str, float],
+        now_unix_nano: int,
+        deadline: float,
+    ) -> Iterator[tuple[list[int], list[Series] | Value]]:
+        if not numbers:
+            return
+        if time.monotonic() > deadline:
+            yield numbers, LATE
+            return
+        try:
+            yield numbers, self._post(path, [texts[number] for number in numbers], times, now_unix_nano)
+        except RefusedError as refused:
+            if len(numbers) == 1:
+                self._refuse(texts[numbers[0]], refused)
+                yield numbers, Value(wrong="invalid", detail=str(refused))
+                return
+            middle = len(numbers) // 2
+            for half in (numbers[:middle], numbers[middle:]):
+                yield from self._halved(path, texts, half, times, now_unix_nano, deadline)
+
+    def _refuse(self, text: str, refused: RefusedError) -> None:
+        """Remember a query that the server refuses, so that it does not spoil its batch at every tick."""
+        if len(self._refused) < MAX_REMEMBERED or text in self._refused:
+            until = math.inf if refused.for_good else time.monotonic() + QUARANTINE_SECONDS
+            self._refused[text] = (str(refused), until)
+
+    def _post(
+        self, path: str, texts: Sequence[str], times: Mapping[str, float], now_unix_nano: int
+    ) -> list[Series] | Value:
+        """Return what answers each expression, or what stands for all of them because there is no answer.
 
         Raises:
             RefusedError: The server says that the query is wrong.
         """
-        self.requests_sent += 1
         form = {"query": join(texts), **{key: f"{value:.3f}" for key, value in times.items()}}
-        try:
-            response = self._client.post(path, data=form)
-        except httpx.HTTPError as error:
-            return Value(wrong="absent", detail=f"{type(error).__name__}: {error}")
-        clock = self._clock_problem(response, now_unix_nano)
-        if clock is not None:
-            return clock
-        document = read_document(response)
-        if document.get("status") != "success":
-            return read_failure(document, response)
-        warnings = [str(warning) for warning in document.get("warnings") or ()]
-        for warning in set(warnings) - self._warned:
-            self._warned.add(warning)
-            log.warning("prometheus: %s", warning)
-        return read_answer(document.get("data"), len(texts), degraded=bool(warnings))
-
-    def _clock_problem(self, answer: httpx.Response, now_unix_nano: int) -> Value | None:
-        """A server whose clock is wrong has its samples at wrong times: its windows are not ours."""
-        try:
-            said = parsedate_to_datetime(answer.headers["Date"]).replace(tzinfo=UTC).timestamp()
-        except (KeyError, ValueError, TypeError):
-            return None
-        ahead = said - now_unix_nano / NS_PER_SECOND
-        if abs(ahead) <= self._config.clock_tolerance_seconds:
-            return None
-        where = "ahead of" if ahead > 0 else "behind"
-        return Value(
-            wrong="future" if ahead > 0 else "stale", detail=f"the server's clock is {abs(ahead):.0f} s {where} ours"
-        )
+        reply = self._client.post(path, form, now_unix_nano)
+        if isinstance(reply, Value):
+            return reply
+        if reply.document.get("status") != "success":
+            return read_failure(reply.document, reply.status)
+        said = reply.document.get("warnings")
+        warnings = {str(warning) for warning in said} if isinstance(said, list) else set()
+        for warning in warnings - self._warned:
+            if len(self._warned) < MAX_REMEMBERED:
+                self._warned.add(warning)
+                log.warning("prometheus: %s", warning)
+        return read_answer(reply.document.get("data"), len(texts), degraded=bool(warnings))
 
 
-def _tls(config: PrometheusConfig) -> ssl.SSLContext | bool:
-    if config.ca_file is None and config.cert is None:
-        return True
-    try:
-        context = ssl.create_default_context(cafile=config.ca_file)
-        if config.cert is not None:
-            context.load_cert_chain(*config.cert)
-    except OSError as error:
-        raise InputError(f"cannot load TLS files: {error}", field="prometheus.tls") from error
-    return context
+def _resolved(sli: PrometheusSLI, bucket: Bucket, answer: Series | Value) -> _Resolved:
+    """Return an indicator with the bounds that a server has; what it did not say is asked again soon."""
+    soon = time.monotonic() + RETRY_SECONDS
+    if isinstance(answer, Value):
+        return _Resolved(None, soon, answer.wrong, answer.detail)
+    bounds = read_bounds(str(labels_of(entry).get("le", "")) for entry in answer.entries)
+    if not bounds:
+        return _Resolved(None, soon, "absent", f"no series {bucket.histogram}_bucket")
+    found, said = resolve(sli, bucket, bounds)
+    if found is None:
+        return _Resolved(None, soon, "invalid", said)
+    return _Resolved(found, time.monotonic() + COVERAGE_SECONDS, None, said)
 
 
 def _counts(request: CountRequest, asked: Sequence[Asked]) -> EventCounts:

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 from pasta_otel.model import NoDataReason
 from pasta_otel.slo.sources.promql import NUMBER_LABEL
 
@@ -33,67 +31,63 @@ class RefusedError(Exception):
         super().__init__(message)
 
 
-def read_document(answer: httpx.Response) -> Mapping[str, Any]:
-    """Return the JSON object of an answer, empty when it is none."""
-    try:
-        document = answer.json()
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def read_failure(document: Mapping[str, Any], answer: httpx.Response) -> Value:
+def read_failure(document: Mapping[str, Any], status: int) -> Value:
     """Return ``absent`` for a request that failed.
 
     Raises:
         RefusedError: It failed because of the query.
     """
     message = str(document.get("error") or "no Prometheus answer")[:300]
-    if answer.status_code in {400, 422} and document.get("errorType") in {"bad_data", "execution"}:
+    if status in {400, 422} and document.get("errorType") in {"bad_data", "execution"}:
         raise RefusedError(message, for_good=document.get("errorType") == "bad_data")
-    return Value(wrong="absent", detail=f"HTTP {answer.status_code}: {message}")
+    return Value(wrong="absent", detail=f"HTTP {status}: {message}")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Series by the expression that they answer.
+class Series:
+    """What answers one expression.
 
     Attributes:
-        series: For every expression, the entries of the result.
+        entries: The entries of the result: mappings.
         degraded: The server warned.
     """
 
-    series: tuple[list[Any], ...]
-    degraded: bool
+    entries: list[Mapping[str, Any]]
+    degraded: bool = False
 
-    def one(self, number: int, time_ns: int) -> Value:
+    def one(self, time_ns: int) -> Value:
         """Return the value of an instant query's expression: exactly one series, at the time asked for."""
-        return _one(self.series[number], time_ns, degraded=self.degraded)
+        return _one(self.entries, time_ns, degraded=self.degraded)
 
-    def by_time(self, number: int) -> Mapping[int, Value] | Value:
+    def by_time(self) -> Mapping[int, Value] | Value:
         """Return the values of a range query's expression by time in ms, or why there are none."""
-        entries = self.series[number]
-        if len(entries) > 1:
-            return _several(entries)
+        if len(self.entries) > 1:
+            return _several(self.entries)
         try:
-            pairs = [(round(float(at) * 1000), float(text)) for entry in entries for at, text in entry["values"]]
-        except (KeyError, TypeError, ValueError):
+            pairs = [(round(float(at) * 1000), float(text)) for entry in self.entries for at, text in entry["values"]]
+        except (KeyError, TypeError, ValueError, OverflowError):
             return Value(wrong="invalid", detail="not samples of numbers")
         return {at: _checked(at / 1000, value, at * 1_000_000, degraded=self.degraded) for at, value in pairs}
 
 
-def read_answer(data: Any, n: int, *, degraded: bool) -> Answer | Value:
-    """Return the series of an answer by expression, or why there are none."""
+def read_answer(data: Any, n: int, *, degraded: bool) -> list[Series] | Value:
+    """Return what answers each of ``n`` expressions, or why there is nothing."""
     kind = data.get("resultType") if isinstance(data, dict) else None
     series = data.get("result") if isinstance(data, dict) else None
     if kind not in {"vector", "matrix"} or not isinstance(series, list):
         return Value(wrong="invalid", detail=f"the query returns a {kind}, not a vector")
-    found: tuple[list[Any], ...] = tuple([] for _ in range(n))
+    found: list[list[Mapping[str, Any]]] = [[] for _ in range(n)]
     for entry in series:
-        number = 0 if n == 1 else _number(entry, n)
+        number = 0 if n == 1 and isinstance(entry, dict) else _number(entry, n)
         if number is not None:
             found[number].append(entry)
-    return Answer(found, degraded)
+    return [Series(entries, degraded) for entries in found]
+
+
+def labels_of(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a series' labels, whatever stands there."""
+    metric = entry.get("metric")
+    return metric if isinstance(metric, dict) else {}
 
 
 def _number(entry: Any, n: int) -> int | None:
@@ -104,7 +98,7 @@ def _number(entry: Any, n: int) -> int | None:
     return number if 0 <= number < n else None
 
 
-def _one(entries: list[Any], time_ns: int, *, degraded: bool) -> Value:
+def _one(entries: list[Mapping[str, Any]], time_ns: int, *, degraded: bool) -> Value:
     if not entries:
         return Value(degraded=degraded)
     if len(entries) > 1:
@@ -116,8 +110,8 @@ def _one(entries: list[Any], time_ns: int, *, degraded: bool) -> Value:
     return _checked(at, number, time_ns, degraded=degraded)
 
 
-def _several(entries: list[Any]) -> Value:
-    labels = sorted({str(key) for entry in entries for key in entry.get("metric", {})} - {NUMBER_LABEL})
+def _several(entries: list[Mapping[str, Any]]) -> Value:
+    labels = sorted({str(key) for entry in entries for key in labels_of(entry)} - {NUMBER_LABEL})
     detail = f"{len(entries)} series instead of one, told apart by {', '.join(labels)}: aggregate"
     return Value(wrong="invalid", detail=detail)
 

@@ -12,6 +12,7 @@ from pasta_otel.slo.sources.promql import Expression
 
 NS_PER_MS = 1_000_000
 RUN_FROM = 3
+RUN_EXPRESSIONS, RUN_POINTS = 120, 200_000  # of one request
 MAX_STEPS = 10_000  # Prometheus answers at most 11,000 points a series
 
 
@@ -76,7 +77,23 @@ def split_runs(asked: Sequence[Asked], requests: Sequence[CountRequest]) -> tupl
             single += items
         else:
             runs.append(run)
-    return runs, sorted(single, key=lambda item: item.request)
+    return _merged(runs), sorted(single, key=lambda item: item.request)
+
+
+def _merged(runs: Sequence[Run]) -> list[Run]:
+    """Return runs over the same times as one while its answer stays small: many SLOs have slices of one length."""
+    by_times: dict[tuple[int, int, int], list[list[Run]]] = {}
+    for run in runs:
+        most = max(1, min(RUN_EXPRESSIONS, RUN_POINTS // (run.steps + 1)) // 2)  # an indicator has two expressions
+        batches = by_times.setdefault((run.start_ns, run.step_ns, run.steps), [[]])
+        if len(batches[-1]) >= most:
+            batches.append([])
+        batches[-1].append(run)
+    return [
+        Run(tuple(item for run in batch for item in run.items), *times)
+        for times, batches in by_times.items()
+        for batch in batches
+    ]
 
 
 def _run(items: Sequence[Asked]) -> Run | None:

@@ -12,6 +12,7 @@ from pasta_otel.slo.spec.model import PrometheusSLI
 NS_PER_SECOND = 1_000_000_000
 NUMBER_LABEL = "pasta_query"
 WINDOW = re.compile(r"\{\{\s*\.[Ww]indow\s*\}\}")
+_TEXT_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|`[^`]*`|#[^\n]*')
 THRESHOLD_STEPS = 30
 COVERAGE_STEPS = 20
 OPERATORS = {"lte": "<=", "gte": ">=", "lt": "<", "gt": ">"}
@@ -58,8 +59,9 @@ def coverage_expression(sli: PrometheusSLI, window_ns: int) -> Expression:
 
 
 def fill(query: str, window: str) -> str:
-    """Return a query with its window placeholder replaced."""
-    return WINDOW.sub(window, query).strip()
+    """Return a query with its window placeholder replaced and without comments: more follows on its last line."""
+    bare = _TEXT_OR_COMMENT.sub(lambda match: "" if match[0].startswith("#") else match[0], query)
+    return WINDOW.sub(window, bare).strip()
 
 
 def events_factor(query: str, window_ns: int) -> float:

@@ -283,8 +283,9 @@ def _check_depth(text: str) -> None:
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEPTH_LIMIT:
+            mark: Any = event.start_mark
             raise yaml.MarkedYAMLError(
-                problem=f"larger than {NODE_LIMIT} values or {DEPTH_LIMIT} levels", problem_mark=event.start_mark
+                problem=f"larger than {NODE_LIMIT} values or {DEPTH_LIMIT} levels", problem_mark=mark
             )
 
 

@@ -91,7 +91,7 @@ def _files(paths: Iterable[Path | str]) -> Iterator[Path]:
 
 
 def _wanted(inside: Path) -> bool:
-    """Hidden files and folders are not specifications: a mounted ConfigMap has every file in a ``..date`` folder too."""
+    """Hidden files and folders hold no specifications: a mounted ConfigMap has each file in a ``..date`` folder too."""
     return inside.suffix in SUFFIXES and not any(part.startswith(".") for part in inside.parts)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import threading
+import time
 from decimal import Decimal
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -14,6 +16,7 @@ import pytest
 from pasta_otel.errors import InputError
 from pasta_otel.model import CountRequest, SpanSLI, TimeWindow
 from pasta_otel.slo.budget import burn_rate, checked, error_ratio
+from pasta_otel.slo.sources import prometheus_http
 from pasta_otel.slo.sources.buckets import read_bounds
 from pasta_otel.slo.sources.prometheus import PrometheusConfig, PrometheusSource
 from pasta_otel.slo.sources.promql import expressions
@@ -377,3 +380,145 @@ def test_a_range_answer_is_read_as_carefully(answer, reasons):
     answers = source(handler).counts([CountRequest(RAW, window) for window in windows], NOW)
     assert paths == ["/api/v1/query_range"]
     assert [checked(item).no_data for item in answers] == reasons
+
+
+def test_a_thousand_histograms_with_nine_windows_take_at_most_200_requests_even_in_the_first_cycle():
+    def handler(request: httpx.Request) -> httpx.Response:
+        query = parse_qs(request.content.decode())["query"][0]
+        count = query.count("label_replace")
+        if "count by (le)" in query:
+            return vector(*(({"pasta_query": str(i), "le": le}, "1") for i in range(count) for le in ("0.5", "+Inf")))
+        return vector(*(({"pasta_query": str(i)}, "7") for i in range(count)))
+
+    prometheus = source(handler)
+    seconds = (300, 3600, 1800, 21600, 7200, 86400, 21600, 259200, 2592000)
+    requests = [
+        CountRequest(
+            PrometheusSLI(total=f"sum(increase(r{i}_count[{{{{.window}}}}]))", bucket=Bucket(f"r{i}", Decimal("0.5"))),
+            TimeWindow(NOW - s * SECOND, NOW),
+        )
+        for i in range(1000)
+        for s in seconds
+    ]
+    sent = []
+    for _ in range(3):
+        before = prometheus.requests_sent
+        answers = prometheus.counts(requests, NOW)
+        sent.append(prometheus.requests_sent - before)
+        assert {(answer.good, answer.total, answer.no_data) for answer in answers} == {(7.0, 7.0, None)}
+    assert max(sent) <= 200
+    assert sent[1] <= 150
+
+
+def test_a_thousand_slos_that_count_slices_share_range_queries():
+    asked: list[dict[str, list[str]]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        form = parse_qs(request.content.decode())
+        asked.append(form)
+        times = [float(form["start"][0]) + 60 * i for i in range(60)] if "start" in form else []
+        values = [[at, str(at % 7 + 1)] for at in times]
+        count = form["query"][0].count("label_replace")
+        return matrix(*(({"pasta_query": str(i)}, values) for i in range(count)))
+
+    prometheus = source(handler)
+    requests = [
+        CountRequest(
+            PrometheusSLI(
+                total=f"sum(increase(r{i}[{{{{.window}}}}]))", bad=f"sum(increase(e{i}[{{{{.window}}}}])) * 0.5"
+            ),
+            TimeWindow(NOW - (s + 1) * 60 * SECOND, NOW - s * 60 * SECOND),
+        )
+        for i in range(1000)
+        for s in range(60)
+    ]
+    answers = prometheus.counts(requests, NOW)
+    assert prometheus.requests_sent <= 20
+    assert {answer.no_data for answer in answers} == {None}
+    assert [answers[s].total for s in range(60)] == [(AT - s * 60) % 7 + 1 for s in range(60)]
+
+
+def test_a_query_that_cannot_be_executed_is_left_alone_for_a_minute():
+    refused = {"status": "error", "errorType": "execution", "error": "many-to-many matching not allowed"}
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        query = parse_qs(request.content.decode())["query"][0]
+        if "both" in query:
+            return httpx.Response(422, json=refused)
+        return vector(*(({"pasta_query": str(i)}, "7") for i in range(query.count("label_replace"))))
+
+    prometheus = source(handler)
+    slis = [PrometheusSLI(total=f"sum(r{i})", bad=f"sum(e{i})" if i != 20 else "both") for i in range(40)]
+    requests = [CountRequest(sli, HOUR) for sli in slis]
+    first = prometheus.counts(requests, NOW)
+    assert [i for i, answer in enumerate(first) if answer.no_data == "invalid"] == [20]
+    assert "many-to-many" in first[20].detail
+    before = prometheus.requests_sent
+    again = prometheus.counts(requests, NOW)
+    assert [answer.no_data for answer in again] == [answer.no_data for answer in first]
+    assert prometheus.requests_sent == before + 1
+
+
+@pytest.mark.parametrize(
+    "query", ["sum(x) # who reads this", 'sum(x{a="#1"}) # "and this', "sum(x{a='#'})", "# first\nsum(x{a=`#`})"]
+)
+def test_a_comment_in_a_query_ends_nothing_but_itself(query):
+    text = expressions(PrometheusSLI(threshold=query, op="lte", bound=Decimal(1)), 3600 * SECOND)[0].text
+    inside = text.removeprefix("count_over_time((").rsplit(")[", 1)[0]
+    assert inside.startswith("sum(x")
+    assert inside.endswith(")")
+    assert ("#" in inside) == ("a=" in query)
+
+
+class Dripping(httpx.SyncByteStream):
+    """A body that comes a byte at a time, always in time for the next read."""
+
+    def __iter__(self):
+        while True:
+            time.sleep(0.05)
+            yield b" "
+
+
+def test_a_server_that_drips_does_not_hold_the_tick_up():
+    began = time.monotonic()
+    counts = ask(lambda _: httpx.Response(200, stream=Dripping()), timeout_seconds=0.3)
+    assert counts.no_data == "absent"
+    assert "had not ended" in counts.detail
+    assert time.monotonic() - began < 20
+
+
+def test_an_answer_without_end_is_given_up(monkeypatch):
+    monkeypatch.setattr(prometheus_http, "ANSWER_LIMIT", 1000)
+    counts = ask(lambda _: httpx.Response(200, content=b"[" * 5000))
+    assert (counts.no_data, "1000 bytes" in counts.detail) == ("absent", True)
+
+
+def test_a_server_that_never_answers_costs_its_own_slos_one_deadline_not_more():
+    stuck = threading.Event()
+
+    def handler(_: httpx.Request) -> httpx.Response:
+        stuck.wait(30)
+        return httpx.Response(200)
+
+    prometheus = source(handler, timeout_seconds=0.2, deadline_seconds=0.3)
+    began = time.monotonic()
+    answers = prometheus.counts([CountRequest(RAW, HOUR)] * 3, NOW)
+    assert time.monotonic() - began < 20
+    assert {answer.no_data for answer in answers} == {"absent"}
+    stuck.set()
+    prometheus.close()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"status": "success", "warnings": 5, "data": {"resultType": "vector", "result": [7, None, [], {"metric": 3}]}},
+        {"status": "success", "data": {"resultType": "vector", "result": [{"metric": [], "value": "ab"}, {}]}},
+        {"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, 2, 3]}]}},
+        {"status": "success", "data": []},
+        {"status": ["success"]},
+    ],
+)
+def test_json_of_no_known_shape_is_no_data(document):
+    counts = ask(lambda _: httpx.Response(200, json=document))
+    assert counts.no_data in {"invalid", "absent"}

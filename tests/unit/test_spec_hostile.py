@@ -114,7 +114,7 @@ def test_a_target_is_a_ratio_that_can_be_counted_exactly(tmp_path, target, kind)
     assert problems(tmp_path, SPEC.replace("0.99", target)) == wanted
 
 
-@pytest.mark.parametrize("duration", ["11Y", "99999999999999999999d", "0d", "-1d", "1.5h", "30", "1s", "٣d"])  # noqa: RUF001  # an Arabic digit
+@pytest.mark.parametrize("duration", ["11Y", "99999999999999999999d", "0d", "-1d", "1.5h", "30", "1s", "٣d"])
 def test_a_period_is_at_most_ten_years_of_whole_units(tmp_path, duration):
     assert problems(tmp_path, SPEC.replace("duration: 30d", f"duration: '{duration}'")) == [
         ("spec.timeWindow[0].duration", "duration")
