@@ -40,6 +40,9 @@ def start_observer(
         if name == "core" and not (sys_root / "kernel" / "btf" / "vmlinux").exists():
             refusals[name] = Refusal("btf_missing", 0, f"no {sys_root}/kernel/btf/vmlinux")
             continue
+        if refusals and {refusal.reason for refusal in refusals.values()} == {"not_privileged"}:
+            refusals[name] = Refusal("not_privileged", 0, f"{name} needs more than the loader before it")
+            continue
         try:
             return make(LOADERS[name](folder)), refusals
         except RefusedError as error:

@@ -152,7 +152,10 @@ class HostObserver:
         self.refresh()
 
     def _carried(self, probe: Probe) -> list[EventProgram]:
-        return [item for item in probe.programs if f"{probe.name}/{item.program}" not in self.loaded.refusals]
+        refusals = self.loaded.refusals
+        if probe.name in refusals:
+            return []
+        return [item for item in probe.programs if f"{probe.name}/{item.program}" not in refusals]
 
     def _attach_event(self, probe: str, item: EventProgram) -> None:
         attach = self.loaded.attach_perf if item.perf else self.loaded.attach_tracepoint

@@ -5,7 +5,9 @@ bcc is the distribution's package (Debian: python3-bpfcc); it wants the headers 
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -75,12 +77,15 @@ class BccLoader:
     Args:
         folder: Where the expanded sources lie.
         module: The module ``bcc``; imported when it is None.
+        tracefs: Where tracepoints have their formats, from which bcc makes their arguments.
     """
 
     name = "bcc"
 
-    def __init__(self, folder: Path = OBJECT_FOLDER, module: Any = None) -> None:
-        self._folder, self._module = folder, module
+    def __init__(
+        self, folder: Path = OBJECT_FOLDER, module: Any = None, tracefs: Path = Path("/sys/kernel/tracing")
+    ) -> None:
+        self._folder, self._module, self._tracefs = folder, module, tracefs
 
     def load(self, probes: Sequence[Probe]) -> BccLoaded:
         """Compile all probes as one program; functions load when they are attached."""
@@ -90,6 +95,10 @@ class BccLoader:
         for probe in mine:
             names = [item.program for item in probe.programs if "bcc" not in item.loaders]
             refusals |= {f"{probe.name}/{name}": _for_core(name) for name in names}
+        if not os.access(self._tracefs / "events" / "sched", os.R_OK | os.X_OK):
+            text = f"{self._tracefs} cannot be read"
+            refusals |= {p.name: Refusal("tracefs_missing", errno.EACCES, text) for p in mine if _tracepoints(p)}
+            mine = [probe for probe in mine if not _tracepoints(probe)]
         return BccLoaded(module, self._compile_what_compiles(module, mine, refusals), refusals)
 
     def _compile_what_compiles(self, module: Any, probes: Sequence[Probe], refusals: dict[str, Refusal]) -> Any:
@@ -108,6 +117,10 @@ class BccLoader:
             else:
                 good.append(probe)
         return _compile(module, expanded_source(good, self._folder))
+
+
+def _tracepoints(probe: Probe) -> bool:
+    return any(not item.perf for item in probe.programs)
 
 
 def _for_core(name: str) -> Refusal:

@@ -17,8 +17,12 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from pasta_otel.ebpf.elf import NotElfError, function_offsets
 from pasta_otel.ebpf.hostfiles import find_cgroup
 from pasta_otel.ebpf.hostfiles.files import read_text
+from pasta_otel.ebpf.probes import BPF_FOLDER, OBJECT_FOLDER
+from pasta_otel.ebpf.processes import ProcessTable
+from pasta_otel.ebpf.return_probes import return_probes_refusal
 from pasta_otel.ebpf.start_reason import HELP, lockdown_reason, read_lockdown
 from pasta_otel.gpu.device.amd import amd_source
 from pasta_otel.gpu.device.model import DeviceReading, Snapshot
@@ -40,6 +44,7 @@ CAPABILITIES = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19, "CAP_PERFMON": 3
 CAP_SYS_ADMIN = 21  # stands for CAP_BPF and CAP_PERFMON, which were split from it in Linux 5.8
 BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}
 BPF_PROG_LOAD, BPF_PROG_TYPE_SOCKET_FILTER = 5, 1
+ROOT_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO in include/linux/proc_ns.h
 CUPTI_NAMES = ("libcupti.so.13", "libcupti.so.12", "libcupti.so")
 
 
@@ -84,6 +89,7 @@ class World:
         proc: ``/proc``.
         sys: ``/sys``.
         cgroup: ``/sys/fs/cgroup``.
+        modules: ``/lib/modules``.
         environ: Environment variables.
         machine: Architecture as uname names it.
         library: Loads a shared library, or returns None.
@@ -97,6 +103,7 @@ class World:
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
     cgroup: Path = Path("/sys/fs/cgroup")
+    modules: Path = Path("/lib/modules")
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     machine: str = field(default_factory=platform.machine)
     library: Callable[[str], Any] = load_library
@@ -333,6 +340,71 @@ def bcc(world: World) -> Capability:
     return missing("bcc", "no Python binding", how)
 
 
+def ebpf_objects(world: World) -> Capability:
+    """The compiled host probes, for this architecture."""
+    names = sorted(path.name.removesuffix(".bpf.c") for path in BPF_FOLDER.glob("*.bpf.c"))
+    lacking = [name for name in names if not (OBJECT_FOLDER / f"{name}.{world.machine}.bpf.o").exists()]
+    if lacking or not names:
+        return missing("ebpf_objects", f"not built: {', '.join(lacking)}", HELP["object_missing"])
+    return there("ebpf_objects", ", ".join(names))
+
+
+def kernel_headers(world: World) -> Capability:
+    """The kernel headers that bcc compiles with, and whether they are the running kernel's."""
+    folder = world.modules / world.kernel / "build"
+    text = read_text(folder / "include" / "generated" / "utsrelease.h")
+    found = re.search(r'UTS_RELEASE "([^"]+)"', text or "")
+    if found is None:
+        return missing("kernel_headers", f"none at {folder}", HELP["kernel_headers_missing"])
+    if found[1] != world.kernel:
+        detail = f"of Linux {found[1]}, but Linux {world.kernel} runs"
+        how = "our probes read no kernel structure through bcc, so they work; a program of your own must not either"
+        return missing("kernel_headers", detail, how)
+    return there("kernel_headers", found[1])
+
+
+def return_probes(world: World) -> Capability:
+    """Whether return probes are safe here."""
+    refusal = return_probes_refusal(world.kernel, world.machine)
+    if refusal is not None:
+        return missing("return_probes", refusal.text, HELP[refusal.reason])
+    return there("return_probes", f"Linux {world.kernel}")
+
+
+def pid_namespace(world: World) -> Capability:
+    """Whether this process sees process ids as the kernel does, which the agent must."""
+    try:
+        link = (world.proc / "self" / "ns" / "pid").readlink().name
+    except OSError as error:
+        return Capability("pid_namespace", "unknown", f"cannot be read: {error.strerror}")
+    if link != ROOT_PID_NAMESPACE:
+        return missing("pid_namespace", f"{link} is not the host's", "run the agent with hostPID: true")
+    return there("pid_namespace", "the host's")
+
+
+def driver_functions(world: World) -> Capability:
+    """Whether the CUDA driver libraries that processes map export what is probed.
+
+    A statically linked CUDA runtime does not matter: it calls the driver library, too.
+    """
+    table = ProcessTable(world.proc, "libcuda.so")
+    table.scan()
+    libraries = {lib.key: lib for process in table.processes.values() for lib in process.libraries}
+    stripped = [lib.shown for lib in libraries.values() if not _exports(lib.path, "cuLaunchKernel")]
+    if stripped:
+        return missing("driver_functions", f"none in {', '.join(stripped)}", HELP["library_stripped"])
+    if not libraries:
+        return missing("driver_functions", "no process maps libcuda.so", "start the GPU program, then ask again")
+    return there("driver_functions", ", ".join(sorted(lib.shown for lib in libraries.values())))
+
+
+def _exports(path: str, function: str) -> bool:
+    try:
+        return bool(function_offsets(path, [function]))
+    except (OSError, NotElfError):
+        return False
+
+
 def sidecar(world: World) -> Capability:
     """The packages of the sidecar."""
     versions = {name: world.version(name) for name in ("duckdb", "grpcio", "starlette", "uvicorn")}
@@ -392,6 +464,11 @@ PROBES: Mapping[str, Callable[[World], Capability]] = {
     "uprobe_multi": uprobe_multi,
     "libbpf": libbpf,
     "bcc": bcc,
+    "kernel_headers": kernel_headers,
+    "ebpf_objects": ebpf_objects,
+    "return_probes": return_probes,
+    "pid_namespace": pid_namespace,
+    "driver_functions": driver_functions,
     "cgroup": cgroup,
     "psi": psi,
     "sidecar": sidecar,
