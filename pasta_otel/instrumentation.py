@@ -13,6 +13,8 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 
 from pasta_otel import semconv
 from pasta_otel.app import build_row_sink, prepare_app_telemetry, setup_app_telemetry
+from pasta_otel.app.debug import log_when_debugging
+from pasta_otel.app.gpu_capture import GpuInstrumentation, build_gpu_capture
 from pasta_otel.config import load_settings
 from pasta_otel.errors import PastaError
 from pasta_otel.gpu.torch.annotate import use_provider
@@ -34,9 +36,12 @@ class Instrumentation:
         capture: The capture tier; whoever reads the flag ``pasta.capture`` raises it here.
         pipeline: Where rows go.
         modules: The module spans.
+        gpu: The GPU capture, once there is a provider; None where it is off or not installed.
     """
 
     def __init__(self, rate: float, row_limit: int, sink: RowSink | None, meter: metrics.Meter) -> None:
+        self.gpu: GpuInstrumentation | None = None
+        self._meter = meter
         self.capture = CaptureState()
         self.pipeline = Pipeline(meter, self.capture)
         self._own_sink = sink is None
@@ -69,6 +74,8 @@ class Instrumentation:
 
     def stop(self) -> None:
         """Stop recording, and send what is queued."""
+        if self.gpu is not None:
+            self.gpu.stop()
         self.modules.stop()
         withdraw_context()
         use_provider(None)
@@ -85,6 +92,21 @@ class Instrumentation:
             _guarded("the trace context is not published", lambda: _publish(resource.attributes))
         if self._own_sink and self.pipeline.sink is None:
             _guarded("module spans are not exported", lambda: self.pipeline.connect(build_row_sink(provider)))
+        if self.gpu is None:
+            _guarded("no GPU capture", lambda: self._start_gpu(provider))
+
+    def _start_gpu(self, provider: Any) -> None:
+        sink: Any = self.pipeline.sink
+        self.gpu = build_gpu_capture(
+            settings=load_settings(),
+            provider=provider,
+            sink=sink if callable(getattr(sink, "offer_columns", None)) else None,
+            meter=self._meter,
+            capture=self.capture,
+            names=_names,
+        )
+        if self.gpu is not None:
+            self.gpu.start(self.modules)
 
 
 _running: Instrumentation | None = None
@@ -138,6 +160,7 @@ def instrument(  # noqa: PLR0913 - keyword-only options, each with a default
     """
     global _running  # noqa: PLW0603 - one per process, as the hooks it installs are
     with _lock:
+        log_when_debugging()
         for name, model in (models or {}).items():
             _names.name(model, name)
         if _running is not None:

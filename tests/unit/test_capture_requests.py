@@ -7,16 +7,19 @@ import pytest
 import torch
 from opentelemetry import trace
 from opentelemetry.metrics import NoOpMeter
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanContext, TraceFlags, set_span_in_context
 
-from pasta_otel.app.gpu_capture import build_gpu_capture
+from pasta_otel.app.gpu_capture import HistogramPush, build_gpu_capture
 from pasta_otel.config import load_settings
 from pasta_otel.gpu.cupti.requests import RequestRegions
 from pasta_otel.gpu.cupti.start import CaptureOptions, GpuCaptureStarter, cuda_is_loaded
 from pasta_otel.gpu.mapping import Region, Regions
 from pasta_otel.gpu.torch.modules import ModuleSpans
+from pasta_otel.instrumentation import instrument, uninstrument
+from pasta_otel.model import HistogramPoint
 from pasta_otel.pipeline import CaptureState
 
 
@@ -158,15 +161,78 @@ def test_the_cuda_driver_is_seen_in_the_maps_of_a_process(tmp_path):
     assert not cuda_is_loaded(tmp_path / "none")
 
 
+def build(settings, **options):
+    provider = TracerProvider(resource=Resource({"service.name": "shop"}))
+    return build_gpu_capture(
+        settings=settings, provider=provider, sink=None, meter=NoOpMeter("test"), capture=CaptureState(), **options
+    )
+
+
 def test_the_application_builds_a_capture_from_its_settings(monkeypatch):
-    settings = load_settings({})
-    state = CaptureState()
-    assert build_gpu_capture(settings, None, NoOpMeter("test"), state) is not None
-    off = load_settings({"PASTA_GPU_CAPTURE": "false"})
-    assert build_gpu_capture(off, None, NoOpMeter("test"), state) is None
-    assert build_gpu_capture(load_settings({"PASTA_OVERHEAD_BUDGET": "0"}), None, NoOpMeter("test"), state) is None
+    assert build(load_settings({})) is not None
+    assert build(load_settings({"PASTA_GPU_CAPTURE": "false"})) is None
+    assert build(load_settings({"PASTA_OVERHEAD_BUDGET": "0"})) is None
     monkeypatch.setitem(sys.modules, "pasta_otel.gpu.cupti.start", None)
-    assert build_gpu_capture(settings, None, NoOpMeter("test"), state) is None
+    assert build(load_settings({})) is None
+
+
+def test_histograms_are_pushed_with_the_providers_resource_and_once_more_at_the_end():
+    class Keeping:
+        sent, closed = [], False
+
+        def export(self, data):
+            self.sent.append(data)
+
+        def shutdown(self):
+            self.closed = True
+
+    keeping = Keeping()
+    point = HistogramPoint({"gpu.kernel.class": "gemm"}, (1e-6,), (1, 2), 1e-5, 1e-7, 9e-6, 1, 2)
+    points = []
+    provider = TracerProvider(resource=Resource({"service.name": "shop"}))
+    push = HistogramPush(lambda: points, provider, lambda: keeping, interval_s=0.01)
+    push.start()
+    time.sleep(0.05)
+    assert keeping.sent == []  # nothing was counted: nothing is sent
+    points.append(point)
+    push.stop()
+    assert keeping.closed
+    (group,) = keeping.sent[-1].resource_metrics
+    assert group.resource.attributes["service.name"] == "shop"
+    assert group.scope_metrics[0].metrics[0].name == "gpu.cuda.kernel.duration"
+
+
+def test_an_instrumented_program_without_cuda_runs_as_without_a_capture():
+    provider = TracerProvider()
+    running = instrument(tracer_provider=provider, sampling_rate=1.0, sink=Sink(), set_up=False)
+    try:
+        starter = running.gpu.starter
+        assert running.modules._recorder.observer is None
+        assert starter.requests not in provider._active_span_processor._span_processors
+        assert starter._thread.is_alive()
+    finally:
+        uninstrument()
+    assert not starter._thread.is_alive()
+
+
+def test_once_cuda_is_used_requests_and_modules_are_followed_and_then_everything_is_put_back():
+    provider = TracerProvider()
+    running = instrument(tracer_provider=provider, sampling_rate=1.0, sink=Sink(), set_up=False)
+    starter = running.gpu.starter
+    try:
+        starter.on_started()
+        assert running.modules._recorder.observer is starter.observer
+        with provider.get_tracer("test").start_as_current_span("request") as span:
+            assert starter.regions.find(span.get_span_context().span_id) is not None
+        assert not starter.regions._young
+    finally:
+        uninstrument()
+    assert running.modules._recorder.observer is None
+    assert starter.requests not in provider._active_span_processor._span_processors
+
+
+class Sink:
+    def offer(self, row): ...
 
 
 def test_requests_that_end_well_are_told_with_their_times(regions):

@@ -77,6 +77,7 @@ class GpuCaptureStarter:
         observer: For the module hooks (``ModuleSpans.observe``).
         requests: To be added to the TracerProvider.
         missing: Why there is no capture although CUDA is used, or None.
+        on_started: Called once the capture runs.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class GpuCaptureStarter:
         self._options, self._sink, self._meter = options, sink, meter
         self._names = names or ModuleNames()
         self._uses_cuda = uses_cuda or cuda_is_loaded
+        self.on_started: Callable[[], object] = lambda: None
         self.regions = Regions(_cupti, time.time_ns)
         self.observer = TaggedRegions(self.regions)
         self.requests = RequestRegions(self.observer, self._request_ended)
@@ -144,6 +146,7 @@ class GpuCaptureStarter:
             return False
         _log.info("GPU capture uses %s", path)
         self.service.start()
+        self.on_started()
         return True
 
     def _build(self) -> GpuCapture:

@@ -35,7 +35,7 @@ class ProviderFollower:
         with self._lock:
             bound, self._bound = self._bound, []
         for provider in bound:
-            _remove(provider, self._processor)
+            remove_processor(provider, self._processor)
 
     def _bind(self, provider: Any) -> bool:
         add = getattr(provider, "add_span_processor", None)
@@ -100,7 +100,7 @@ def _restore(owner: Any, name: str, ours: object, original: object) -> None:
         setattr(owner, name, original)
 
 
-def _remove(provider: Any, processor: object) -> None:
+def remove_processor(provider: Any, processor: object) -> None:
     """Take our processor out of an SDK provider; where its insides look different it stays, and does nothing."""
     active = getattr(provider, "_active_span_processor", None)
     lock, processors = getattr(active, "_lock", None), getattr(active, "_span_processors", None)
