@@ -534,3 +534,58 @@ starter.regions.enter(1, 4)
 assert fake.fake_depth() == 1
 """,
     )
+
+
+def test_an_instrumented_program_gets_its_gpu_kernels_as_children_of_its_module_spans(fake_cupti):
+    run_with(
+        fake_cupti,
+        """
+import os, time
+os.environ.update(PASTA_CUPTI_LIBRARY=sys.argv[1], PASTA_OVERHEAD_BUDGET="1.0")
+import torch
+from opentelemetry.sdk.trace import TracerProvider
+from pasta_otel import semconv
+from pasta_otel.app import gpu_capture
+from pasta_otel.gpu.cupti import start
+from pasta_otel.instrumentation import instrument, uninstrument
+start.LOOK_S, start.cuda_is_loaded = 0.01, lambda: True
+class Exporter:
+    sent = []
+    def export(self, data): self.sent.append(data)
+    def shutdown(self): pass
+gpu_capture._otlp_exporter = Exporter
+class Sink:
+    rows, batches = [], []
+    def offer(self, row): self.rows.append(row)
+    def offer_columns(self, columns): self.batches.append(columns); return True
+class Layer(torch.nn.Module):
+    def forward(self, x):
+        launch(2)
+        return x
+model = torch.nn.Sequential(Layer(), Layer())
+provider = TracerProvider()
+running = instrument(tracer_provider=provider, sink=Sink(), models={"ranker": model}, set_up=False)
+tracer, deadline = provider.get_tracer("shop"), time.monotonic() + 60
+while not Sink.batches and time.monotonic() < deadline:
+    with tracer.start_as_current_span("request"):
+        launch(1)
+        model(torch.ones(1))
+    time.sleep(0.002)
+import threading
+stopper = threading.Thread(target=uninstrument); stopper.start()
+while stopper.is_alive(): launch(); time.sleep(0.0005)
+modules = {row.span_id: row for row in Sink.rows}
+children = {}
+for columns in Sink.batches:
+    for trace_id, parent in zip(columns.trace_id, columns.parent_span_id):
+        row = modules.get(int.from_bytes(parent.tobytes(), "big"))
+        if row is not None:
+            assert row.trace_id == int.from_bytes(trace_id.tobytes(), "big")
+            children[row.site.name] = children.get(row.site.name, 0) + 1
+assert set(children) == {"ranker.0", "ranker.1"} and min(children.values()) > 10
+points = [p for data in Exporter.sent for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics
+          for p in m.data.data_points]
+assert {p.attributes.get(semconv.MODULE_PATH) for p in points} >= {"ranker.0", "ranker.1"}
+assert all(p.exemplars for p in points if semconv.MODULE_PATH in p.attributes)
+""",
+    )
