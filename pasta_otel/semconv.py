@@ -192,6 +192,9 @@ GPU_WORK = _metric(
 GPU_WORK_DROPPED = _metric(
     "pasta.gpu.work.dropped", "counter", "{record}", "GPU activity records lost, by `reason` (cupti, ring_full, ...)."
 )
+GPU_LINK_COVERAGE = _metric(
+    "pasta.gpu.link.coverage", "gauge", "1", "Share of imported GPU work that found its op, `by` count or duration."
+)
 GPU_SPANS = _metric(
     "pasta.gpu.spans", "counter", "{span}", "GPU work in sampled traces, by `outcome` (ok, capped, ...)."
 )
@@ -364,6 +367,9 @@ PROBE_ATTACHED = _metric(
 )
 PROBE_LAUNCH_DUTY = _metric("pasta.probe.launch.duty", "gauge", "1", "Share of time that launches are recorded.")
 PROBE_LAUNCH_COST = _metric("pasta.probe.launch.cost", "gauge", "1", "Share of time that launch probes cost.")
+USER_EVENTS = _metric(
+    "pasta.user.events", "counter", "{event}", "Events of users' own programs, by `program`, `table` and `outcome`."
+)
 AGENT_PROCESSES = _metric("pasta.agent.processes", "gauge", "{process}", "Processes by `state`: seen, publishing.")
 PRESSURE_TIME = _metric("pasta.host.pressure", "counter", "s", "Pressure stall time by `resource` and `kind`.")
 NETSTAT_OVERFLOWS = _metric(

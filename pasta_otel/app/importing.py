@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from opentelemetry.metrics import Meter
 
 from pasta_otel import semconv
 from pasta_otel.errors import MissingError
 from pasta_otel.exporters.ledger import Ledger
+from pasta_otel.exporters.metrics import build_meter_provider
 from pasta_otel.exporters.otlp.config import OtlpConfig
 from pasta_otel.exporters.otlp.encoder import Scope, encode_spans, slice_columns
 from pasta_otel.exporters.otlp.sender import Sender
@@ -48,6 +53,17 @@ class SpanTarget(Protocol):
 
     def close(self) -> Delivered:
         """Deliver what waits and say what became of everything."""
+
+
+@contextmanager
+def import_meter(service: str, config: OtlpConfig | None = None) -> Iterator[Meter]:
+    """Give a meter whose points are sent, by default to what ``OTEL_EXPORTER_OTLP_*`` say, when the block ends."""
+    config = config or OtlpConfig.from_env(signal="metrics")
+    provider = build_meter_provider(config=config, attributes={semconv.SERVICE_NAME: service})
+    try:
+        yield provider.get_meter(semconv.SCOPE)
+    finally:
+        provider.shutdown()
 
 
 def put_columns(target: SpanTarget, columns: SpanColumns, resource: Attributes) -> None:

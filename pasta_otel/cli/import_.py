@@ -68,7 +68,9 @@ def command(  # noqa: PLR0913 - one parameter an option
         if to == "json":
             report = _report(profiles, requests, kinds, options, advance)
         else:
-            report = _deliver(_target(to, store), profiles, requests, kinds, options, advance, service, python_frames)
+            report = _deliver(
+                to, _target(to, store), profiles, requests, kinds, options, advance, service, python_frames
+            )
     text = json.dumps(report, indent=2, allow_nan=False) if as_json or to == "json" else "\n".join(_lines(report))
     click.echo(text)
 
@@ -156,6 +158,7 @@ def _target(to: str, store: str) -> SpanTarget:
 
 
 def _deliver(  # noqa: PLR0913, PLR0917 - what the command was asked
+    to: str,
     target: SpanTarget,
     profiles: Sequence[Path],
     requests: Sequence[Path],
@@ -186,7 +189,18 @@ def _deliver(  # noqa: PLR0913, PLR0917 - what the command was asked
                 _put_json(put_json, target, request, path)
     finally:
         report["delivered"] = target.close().as_dict()
+    if profiles and to == "otlp":
+        _export_coverage(job, service)
     return report
+
+
+def _export_coverage(job: Job, service: str) -> None:
+    from pasta_otel.app.importing import import_meter  # noqa: PLC0415 - optional extra
+    from pasta_otel.gpu.analysis.link import coverage, link, record_coverage  # noqa: PLC0415
+
+    with import_meter(service) as meter:
+        for trace in job.traces:
+            record_coverage(meter, trace.timeline.rank, coverage(link(trace.timeline)))
 
 
 def _put_json(put: Callable[[SpanTarget, bytes], None], target: SpanTarget, request: bytes, path: Path) -> None:

@@ -67,6 +67,14 @@ def test_a_finding_is_made_where_it_is_and_not_where_it_is_not(kind, there, not_
     assert kind not in kinds(not_there)
 
 
+def test_a_launch_bound_finding_names_its_phases_and_what_a_graph_could_replay():
+    phases = [evidence.detail for evidence in one("launch_bound", DDP).evidence if evidence.name == "waiting_kernels"]
+    assert any("DistributedDataParallel.forward" in phase for phase in phases)
+    normalization = one("launch_bound", f"{TRACELENS}/mi300-normalization.json.gz")
+    candidates = {(e.detail, e.value) for e in normalization.evidence if e.name == "graph_candidate"}
+    assert ("Net: the same 23 GPU kernels", 3) in candidates
+
+
 def test_a_clean_trace_has_no_findings():
     assert find(timelines(COMPILED)) == []
 

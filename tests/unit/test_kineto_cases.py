@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from pasta_otel.errors import InputError
-from pasta_otel.gpu.analysis.link import coverage, link
+from pasta_otel.gpu.analysis.link import coverage, link, record_coverage
 from pasta_otel.gpu.analysis.utilization import StreamKey, utilization
 from pasta_otel.gpu.kineto import ReadOptions, read_job, read_trace
 
@@ -131,6 +133,19 @@ def test_every_kernel_of_a_graph_belongs_to_the_op_that_replayed_it():
     assert found.attributed_ns == want["attributed"]["graph_replay"] * 1000
     assert found.time_ns - found.attributed_ns == want["unattributed_us"] * 1000
     assert (found.no_launch, found.incomplete) == (1, True)
+
+
+@pytest.mark.case("K08")
+def test_coverage_is_exported_as_a_gauge():
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    found = coverage(link(read_trace(CASES / "K08" / "trace.json").timeline))
+    record_coverage(provider.get_meter("t"), 0, found)
+    (metric,) = reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
+    values = {point.attributes["by"]: point.value for point in metric.data.data_points}
+    assert metric.name == "pasta.gpu.link.coverage"
+    assert values == pytest.approx({"count": 0.75, "duration": 0.6})
+    provider.shutdown()
 
 
 @pytest.mark.case("K10")

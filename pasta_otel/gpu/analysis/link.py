@@ -12,7 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from opentelemetry.metrics import Meter
 
+from pasta_otel import semconv
 from pasta_otel.gpu.analysis.timeline import OpKind, Ops, Timeline
 from pasta_otel.gpu.cupti.rows import API_CALLS, DEVICE_WORK, Rows, is_kind
 
@@ -109,6 +111,15 @@ def coverage(links: Links) -> Coverage:
         time_ns=int(duration.sum()),
         attributed_ns=int(duration[joined].sum()),
     )
+
+
+def record_coverage(meter: Meter, rank: int, found: Coverage) -> None:
+    """Export the coverage of one rank as a gauge; a share that cannot be said is absent."""
+    spec = semconv.METRICS[semconv.GPU_LINK_COVERAGE]
+    gauge = meter.create_gauge(spec.name, spec.unit, spec.description)
+    for by, share in (("count", found.by_count), ("duration", found.by_duration)):
+        if share is not None:
+            gauge.set(share, {semconv.TORCH_RANK: rank, "by": by})
 
 
 def innermost(

@@ -1,62 +1,75 @@
-"""Phases in which the GPU waits for launches; repeated ones are candidates for a CUDA graph."""
+"""Phases in which the GPU waits for launches, and what in them repeats so exactly that a CUDA graph could replay it."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pasta_otel.gpu.analysis.intervals import length
+from pasta_otel.gpu.analysis.link import innermost
+from pasta_otel.gpu.analysis.timeline import OpKind
 from pasta_otel.gpu.findings.model import Evidence, Finding, RankTrace, thresholds
+from pasta_otel.gpu.findings.repeats import repeated_regions
 
 KIND = "launch_bound"
+PHASES = 3
+WHOLE = "the whole trace"
 
 
 def find(ranks: Sequence[RankTrace]) -> Iterable[Finding]:
-    """Find ranks whose GPU kernels mostly begin as soon as they are launched, with idle time between."""
+    """Find ranks with phases whose GPU kernels begin as soon as they are launched, with idle time between."""
     limits = thresholds(KIND)
     for rank in ranks:
         paired = np.flatnonzero(rank.is_kernel & rank.launched_alone)
-        if len(paired) < limits["kernels"].value:
-            continue
         order = paired[np.argsort(rank.work["start"][paired], kind="stable")]
-        waiting = _waiting(rank, order)
-        start, end = rank.work["start"][order].astype(np.int64), rank.work["end"][order].astype(np.int64)
-        window = int(end.max() - start.min())
-        idle = 1 - length(start, end) / window if window else 0.0
-        share = float(waiting.mean())
-        if share < limits["waiting_share"].value or idle < limits["idle_share"].value:
+        bound = []
+        for name, rows in _phases(rank, order):
+            if len(rows) < limits["kernels"].value:
+                continue
+            waiting, idle, span = _measure(rank, rows)
+            if waiting >= limits["waiting_share"].value and idle >= limits["idle_share"].value:
+                bound.append((idle * span, name, waiting, idle, len(rows)))
+        if not bound:
             continue
-        name, repeats = _most_repeated(rank, order)
-        evidence = (
-            Evidence("waiting_kernels", share, "1", f"{int(waiting.sum())} of {len(order)} found nothing queued"),
-            Evidence("idle", idle, "1", "of the time between the first and the last of them"),
-            Evidence("repeats", repeats, "{launch}", f"graph candidate: {name}"),
-        )
+        bound.sort(reverse=True)
+        idle_ns, name, waiting, idle, _ = bound[0]
+        evidence = [
+            Evidence("waiting_kernels", share, "1", f"of {count} in {phase}; idle {gap:.0%}")
+            for _, phase, share, gap, count in bound[:PHASES]
+        ]
+        evidence += [
+            Evidence(
+                "graph_candidate", region.repeats, "{time}", f"{region.name}: the same {region.kernels} GPU kernels"
+            )
+            for region in repeated_regions(rank)
+        ]
         yield Finding(
             KIND,
             rank.timeline.rank,
-            idle,
-            f"the GPU waits for launches: {share:.0%} of its kernels found nothing queued, it idles {idle:.0%}",
-            evidence,
+            min(idle_ns / max(rank.window_ns, 1), 1.0),
+            f"the GPU waits for launches in {name}: {waiting:.0%} of its kernels found nothing queued, idle {idle:.0%}",
+            tuple(evidence),
             "launch less: CUDA graphs or torch.compile(mode='reduce-overhead') for what repeats with equal shapes, or a"
             " larger batch",
             limits,
         )
 
 
-def _waiting(rank: RankTrace, order: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which GPU kernels were launched after everything before them on the device had ended."""
-    launched = rank.links.calls["start"][rank.links.call[order]].astype(np.int64)
-    ended = np.maximum.accumulate(rank.work["end"][order].astype(np.int64))
-    waiting: NDArray[np.bool_] = launched[1:] >= ended[:-1]
-    return waiting
+def _phases(rank: RankTrace, order: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """Yield GPU kernels by the annotation that they were launched in, and all of them."""
+    yield WHOLE, order
+    ops, calls = rank.timeline.ops, rank.links.calls[rank.links.call[order]]
+    inside = innermost(ops, calls["thread"], calls["start"], ops["kind"] == OpKind.ANNOTATION)
+    for row in np.unique(inside[inside >= 0]).tolist():
+        yield rank.timeline.names[ops["name"][row]], order[inside == row]
 
 
-def _most_repeated(rank: RankTrace, order: NDArray[np.int64]) -> tuple[str, int]:
-    """Return the op that launched most of them, which a graph would replace."""
-    ops = rank.links.op[order]
-    names = Counter(rank.timeline.names[rank.timeline.ops["name"][op]] for op in ops.tolist() if op >= 0)
-    return names.most_common(1)[0] if names else ("unknown op", 0)
+def _measure(rank: RankTrace, rows: NDArray[np.int64]) -> tuple[float, float, int]:
+    """Return the share of GPU kernels launched after all before them had ended, the idle share, and the span in ns."""
+    start, end = rank.work["start"][rows].astype(np.int64), rank.work["end"][rows].astype(np.int64)
+    launched = rank.links.calls["start"][rank.links.call[rows]].astype(np.int64)
+    waiting = launched[1:] >= np.maximum.accumulate(end)[:-1]
+    span = int(end.max() - start.min())
+    return float(waiting.mean()), 1 - length(start, end) / max(span, 1), span

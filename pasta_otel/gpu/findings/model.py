@@ -14,8 +14,11 @@ from numpy.typing import NDArray
 
 from pasta_otel.gpu.analysis.groups import class_codes
 from pasta_otel.gpu.analysis.link import Links, link
-from pasta_otel.gpu.analysis.timeline import Timeline
+from pasta_otel.gpu.analysis.timeline import OpKind, Timeline
 from pasta_otel.gpu.cupti.rows import GPU_KERNELS, Rows, is_kind
+
+STEP_PREFIX = "ProfilerStep#"
+"""How torch.profiler marks a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,14 @@ class RankTrace:
         shared = np.bincount(call[call >= 0], minlength=len(self.links.calls) + 1) > 1
         alone: NDArray[np.bool_] = (call >= 0) & ~shared[call] & (self.work["graph"] == 0)
         return alone
+
+    @property
+    def steps(self) -> list[tuple[int, int]]:
+        """Return begin and end of each ``ProfilerStep``, ns; empty when the trace has none."""
+        ops, names = self.timeline.ops, self.timeline.names
+        chosen = ops[(ops["kind"] == OpKind.ANNOTATION) & ~ops["unfinished"]]
+        steps = [op for op in chosen if names[op["name"]].startswith(STEP_PREFIX)]
+        return sorted((int(op["start"]), int(op["end"])) for op in steps)
 
     @property
     def window_ns(self) -> int:

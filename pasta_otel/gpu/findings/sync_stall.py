@@ -28,14 +28,15 @@ def find(ranks: Sequence[RankTrace]) -> Iterable[Finding]:
         if not len(waits) or not rank.window_ns:
             continue
         duration = (waits["end"] - waits["start"]).astype(np.int64)
-        share = float(duration.sum() / rank.window_ns)
+        share = float(duration.sum() / (sum(end - start for start, end in rank.steps) or rank.window_ns))
+        of = "steps" if rank.steps else "time"
         if share < limits["step_share"].value or len(waits) < limits["calls"].value:
             continue
         yield Finding(
             KIND,
             rank.timeline.rank,
             min(share, 1.0),
-            f"the host waits for the GPU in {len(waits)} calls, {share:.0%} of the time",
+            f"the host waits for the GPU in {len(waits)} calls, {share:.0%} of the {of}",
             tuple(_places(rank, waits, duration)),
             "keep values on the GPU until the end of the step: no .item(), .cpu(), print, data-dependent branch;"
             " copy with non_blocking=True from pinned memory",
@@ -50,6 +51,8 @@ def _waits(rank: RankTrace) -> Rows:
     if not len(launches):
         return calls[:0]
     inside = (calls["start"] >= launches["start"].min()) & (calls["start"] < launches["start"].max())
+    if steps := rank.steps:
+        inside &= np.any([(calls["start"] >= start) & (calls["start"] < end) for start, end in steps], axis=0)
     waits: Rows = calls[synchronizing(rank.timeline, calls) & inside]
     return waits
 
