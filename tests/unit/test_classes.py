@@ -124,9 +124,16 @@ def test_there_are_public_traces_of_nvidia_and_amd_gpus():
     assert len(TRACES) >= 12
 
 
-def test_every_gpu_kernel_recorded_on_the_h200_has_a_class():
-    names = read_recording(FIXTURES / "cupti" / "h200-cuda13.0.cupti.gz").names.values()
-    assert {KernelClasses()(name.decode()) for name in names} == {"gemm", "attention", "elementwise", "norm"}
+@pytest.mark.parametrize(
+    ("recording", "wanted"),
+    [
+        ("h200-cuda13.0.cupti.gz", {"gemm", "attention", "elementwise", "norm"}),
+        ("h200-cuda13.0-t2.cupti.gz", {"gemm", "elementwise", "norm", "reduction"}),
+    ],
+)
+def test_every_gpu_kernel_recorded_on_the_h200_has_a_class(recording, wanted):
+    names = read_recording(FIXTURES / "cupti" / recording).names.values()
+    assert {KernelClasses()(name.decode()) for name in names} == wanted
 
 
 def test_the_table_uses_known_classes_and_names_a_source_for_each():

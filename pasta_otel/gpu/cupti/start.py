@@ -33,6 +33,8 @@ from pasta_otel.model import HistogramPoint
 
 _log = logging.getLogger(__name__)
 
+DETACH_FROM = 24
+"""CUPTI of CUDA 12.6: from there on detaching is known to work (Kineto tears down by default from that version)."""
 LOOK_S = 2.0
 """How often a process that does not use CUDA yet is looked at: one read of /proc/self/maps."""
 
@@ -139,7 +141,7 @@ class GpuCaptureStarter:
     def _begin(self) -> bool:
         try:
             path = library.load([self._options.library] if self._options.library else None)
-            self.service = self._build()
+            self.service = self._build(detach=_cupti.load(path) >= DETACH_FROM)
         except (MissingError, OSError, RuntimeError) as error:
             self.missing = str(error)
             _log.warning("no GPU capture: %s", error)
@@ -149,9 +151,9 @@ class GpuCaptureStarter:
         self.on_started()
         return True
 
-    def _build(self) -> GpuCapture:
+    def _build(self, *, detach: bool) -> GpuCapture:
         options = self._options
-        capture = Capture()
+        capture = Capture(detach=detach)
         governor = Governor(options.budget, time.monotonic_ns, utilization=options.utilization)
         service = GpuCapture(
             capture,
