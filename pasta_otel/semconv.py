@@ -138,6 +138,9 @@ SLO_BUDGET_REMAINING = _metric(
 )
 SLO_BURNING = _metric("pasta.slo.burning", "gauge", "1", "1 while the SLO burns, 0 while it is ok, by `slo`.")
 SLO_NO_DATA = _metric("pasta.slo.no_data", "gauge", "1", "1 while nothing can be said, by `slo` and `reason`.")
+SLO_ALERT_FIRING = _metric(
+    "pasta.slo.alert.firing", "gauge", "1", "1 while an alert of an AlertPolicy fires, by `slo`, `policy`, `condition`."
+)
 SLO_TRANSITIONS = _metric("pasta.slo.transitions", "counter", "{transition}", "Verdict changes, by `slo`, `to`.")
 SLO_TICK_DURATION = _metric("pasta.slo.tick.duration", "histogram", "s", "Time one evaluation of all SLOs took.")
 SLO_TICKS_MISSED = _metric("pasta.slo.ticks.missed", "counter", "{tick}", "Ticks skipped because one took too long.")
@@ -152,6 +155,11 @@ SLO_FROM = "pasta.slo.from"
 SLO_TO = "pasta.slo.to"
 SLO_REASON = "pasta.slo.reason"
 SLO_CAUSE = "pasta.slo.cause"
+# alerts of OpenSLO's AlertPolicies that begin or cease to fire are spans of this name
+SLO_ALERT_SPAN = "pasta.slo.alert"
+SLO_ALERT_POLICY = "pasta.slo.alert.policy"
+SLO_ALERT_CONDITION = "pasta.slo.alert.condition"
+SLO_ALERT_SEVERITY = "pasta.slo.alert.severity"
 
 # module spans in the app
 MODULE_SPANS = _metric("pasta.module.spans", "counter", "{span}", "Torch module calls recorded as spans.")

@@ -102,6 +102,7 @@ class Agent:
         self._exports: AgentExports | None = None
         self._launches: LaunchWindows | None = None
         self._hints: set[int] = set()
+        self._refused_programs: dict[str, str] = {}
         self.last_harvest_ns = 0
 
     def attach(self) -> None:
@@ -137,8 +138,9 @@ class Agent:
         if self.observer is not None and 0 < self.options.budget < 1:
             self._launches = LaunchWindows(self.observer, self.options.budget, self._clock, exports.meter)
         try:
+            exports.load_programs()
             exports.start()
-            announce({"event": "ready", "metrics": exports.url})
+            announce({"event": "ready", "metrics": exports.url, "refused_programs": self._refused_programs})
             while not stop.is_set():
                 self._step(stop, exports)
         finally:
@@ -176,6 +178,7 @@ class Agent:
         self.collect(exports)
         self.refresh()
         exports.poll_files()
+        exports.poll_programs()
 
     def refresh(self) -> None:
         """Look for processes that came or went."""
@@ -200,8 +203,13 @@ class Agent:
         exports.take(harvest, launch_weight)
         return harvest
 
+    def refuse(self, program: str, error: Exception) -> None:
+        """Remember why a user's own program does not run."""
+        self._refused_programs[program] = str(error)
+
     def _finish(self, exports: AgentExports) -> None:
         self.collect(exports)
+        exports.poll_programs()
         if self.observer is not None:
             self.observer.detach()
             self.collect(exports)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics.export import MetricsData, PeriodicExportingMetricReader
 
 from pasta_otel import semconv
@@ -12,8 +14,12 @@ from pasta_otel.app.devices import watch_devices
 from pasta_otel.clock import Clock, monotonic_to_unix
 from pasta_otel.context import SpanIds
 from pasta_otel.ebpf.hostmetrics import HostFiles
+from pasta_otel.ebpf.ports import RefusedError
+from pasta_otel.ebpf.programs import UserProgram
 from pasta_otel.ebpf.spans import HostSpans, host_columns
 from pasta_otel.ebpf.totals import HostTotals, observe_probes
+from pasta_otel.ebpf.user_spans import user_columns
+from pasta_otel.errors import InputError
 from pasta_otel.exporters.metrics import PastaMetricExporter, build_meter_provider
 from pasta_otel.exporters.otlp.config import OtlpConfig
 from pasta_otel.exporters.otlp.resource import default_identity
@@ -69,7 +75,10 @@ class AgentExports:
             observe_probes(self.meter, observer.counters, observer.report)
         self._files = HostFiles(options.proc_root, options.cgroup_root, clock, self.meter)
         self._devices = watch_devices(self.meter, clock=clock, proc_root=str(options.proc_root))
-        self._rows = self._build_rows() if options.exports and observer is not None else None
+        self._programs: list[UserProgram] = []
+        self._observe()
+        wanted = options.exports and (observer is not None or options.programs)
+        self._rows = self._build_rows() if wanted else None
         self._server = self._build_server()
 
     @property
@@ -88,6 +97,32 @@ class AgentExports:
         if spans and self._rows is not None:
             self._rows.offer_columns(host_columns(spans, self._offset.current(), self._ids))
 
+    def load_programs(self) -> None:
+        """Load users' own programs; one that is refused is said and counted, and the agent goes on."""
+        for path in self._agent.options.programs:
+            try:
+                self._programs.append(UserProgram(path))
+            except (RefusedError, InputError) as error:
+                log.warning("--probe %s: %s", path, error)
+                self._agent.refuse(str(path), error)
+
+    def poll_programs(self) -> None:
+        """Send what users' own programs submitted."""
+        events = [event for program in self._programs for event in program.poll()]
+        if self._rows is not None:
+            for columns in user_columns(events, self._offset.current(), self._clock.monotonic_ns(), self._ids):
+                self._rows.offer_columns(columns)
+
+    def _user_counts(self, _: CallbackOptions) -> Iterator[Observation]:
+        for program in self._programs:
+            for (table, outcome), count in [*program.counts.items()]:
+                yield Observation(count, {"program": program.name, "table": table, "outcome": outcome})
+
+    def _process_counts(self, _: CallbackOptions) -> Iterator[Observation]:
+        known = [*self._agent.processes.processes.values()]
+        yield Observation(len(known), {"state": "seen"})
+        yield Observation(sum(process.context is not None for process in known), {"state": "publishing"})
+
     def poll_files(self) -> None:
         """Read the host's files; what cannot be read is left out."""
         known = self._agent.processes.processes.values()
@@ -96,6 +131,8 @@ class AgentExports:
     def stop(self) -> None:
         """Send what is left, and stop."""
         self._server.stop()
+        for program in self._programs:
+            program.close()
         if self._rows is not None:
             self._rows.shutdown()
         self._provider.shutdown()
@@ -110,6 +147,12 @@ class AgentExports:
         return working, details if working else {**details, "silent_seconds": silent // 1_000_000_000}
 
     # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _observe(self) -> None:
+        events, processes = semconv.METRICS[semconv.USER_EVENTS], semconv.METRICS[semconv.AGENT_PROCESSES]
+        self.meter.create_observable_counter(events.name, [self._user_counts], events.unit, events.description)
+        gauge = self.meter.create_observable_gauge
+        gauge(processes.name, [self._process_counts], processes.unit, processes.description)
 
     def _build_provider(self) -> Any:
         readers: list[Any] = [self._page]

@@ -33,7 +33,8 @@ class RunningAgent:
             command.append("--no-export")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
         self.attached = self.next("attached")
-        self.url = self.next("ready")["metrics"]
+        self.ready = self.next("ready")
+        self.url = self.ready["metrics"]
 
     def next(self, event: str) -> dict:
         assert self.process.stdout is not None
@@ -159,3 +160,45 @@ def test_without_ebpf_the_agent_works_on_with_files(start_agent, standin):
         assert "pasta_process_run_delay_seconds" in page
         assert json.loads(agent.get("/healthz")) == {"status": "ok", "loader": "files", "refused": 0}
         assert app.process.poll() is None
+
+
+PROGRAM = """
+struct started { u64 time_ns; u32 pid; char comm[16]; u8 trace_id[16]; u8 span_id[8]; };
+BPF_RINGBUF_OUTPUT(starts, 8);
+TRACEPOINT_PROBE(sched, sched_process_exec)
+{
+    struct started event = {};
+    event.time_ns = bpf_ktime_get_ns();
+    event.pid = bpf_get_current_pid_tgid() >> 32;
+    bpf_get_current_comm(&event.comm, sizeof(event.comm));
+    event.trace_id[0] = 1;
+    event.span_id[0] = 2;
+    starts.ringbuf_output(&event, sizeof(event), 0);
+    return 0;
+}
+"""
+
+
+def test_a_users_own_program_is_attached_and_its_events_become_spans(start_agent, make_loader, tmp_path):
+    make_loader("bcc")
+    own = tmp_path / "own.bpf.c"
+    own.write_text(PROGRAM)
+    broken = tmp_path / "broken.c"
+    broken.write_text("int oops(")
+    with HttpReceiver() as receiver:
+        options = ("--loader", "files", "--probe", str(own), "--probe", str(broken))
+        with start_agent(*options, endpoint=receiver.endpoint) as agent:
+            assert list(agent.ready["refused_programs"]) == [str(broken)]
+            done = subprocess.Popen(["true"])
+            done.wait()
+            spans = wait_for(
+                lambda: [
+                    span for _, span in receiver.spans() if attributes(span.attributes)["pasta.user.pid"] == done.pid
+                ]
+            )
+            assert {(span.name, attributes(span.attributes)["pasta.user.comm"]) for span in spans} == {
+                ("own.starts", "true")
+            }
+            assert spans[0].links[0].trace_id[0] == 1
+            assert 'pasta_user_events_total{outcome="ok",program="own"' in "\n".join(strip_scope(agent.get()))
+            agent.stop()
