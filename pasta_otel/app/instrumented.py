@@ -9,6 +9,7 @@ from typing import Any
 from opentelemetry import metrics, trace
 
 from pasta_otel import semconv
+from pasta_otel.app.app_metrics import setup_app_metrics
 from pasta_otel.pipeline import RowSink
 
 
@@ -19,9 +20,10 @@ def prepare_app_telemetry() -> None:
 
 
 def setup_app_telemetry() -> None:
-    """Set a global TracerProvider that exports by OTLP, for a program that has none; flushed when the program ends."""
+    """Set global providers that export by OTLP, for a program without TracerProvider; flushed when it ends."""
     from pasta_otel.exporters.otlp.spans import build_tracer_provider  # noqa: PLC0415 - 135 ms of imports, when needed
 
+    setup_app_metrics(push=True)
     provider = build_tracer_provider(meter=metrics.get_meter(semconv.SCOPE))
     trace.set_tracer_provider(provider)
     if trace.get_tracer_provider() is not provider:  # another thread was first
@@ -38,6 +40,8 @@ def build_row_sink(provider: Any) -> RowSink:
     """
     from pasta_otel.exporters.otlp.config import OtlpConfig  # noqa: PLC0415 - as above
     from pasta_otel.exporters.otlp.row_exporter import RowExporter  # noqa: PLC0415 - as above
+
+    setup_app_metrics(push=False)
 
     def resource() -> dict[str, Any]:
         found = getattr(provider, "resource", None)

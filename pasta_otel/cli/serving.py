@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pasta_otel.app.debug import log_when_debugging
 from pasta_otel.errors import MissingError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,6 +53,7 @@ def run_server(*, tick: float, grace: float, token_env: str, **rest: Any) -> Non
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    log_when_debugging()
     try:
         from pasta_otel.app.options import SidecarOptions  # noqa: PLC0415  # --help must not load the sidecar
         from pasta_otel.app.sidecar import serve  # noqa: PLC0415
