@@ -279,8 +279,13 @@ def ebpf_capabilities(world: World) -> Capability:
 def tracefs(world: World) -> Capability:
     """The tracing file system, where tracepoints have their ids."""
     for path in (world.sys / "kernel" / "tracing", world.sys / "kernel" / "debug" / "tracing"):
-        if (path / "events").is_dir():
-            return there("tracefs", str(path))
+        try:
+            if (path / "events").is_dir():
+                return there("tracefs", str(path))
+        except PermissionError:  # mounted, and closed to all but root, which is how distributions mount it
+            return missing(
+                "tracefs", f"{path} is closed to this user", "run the agent as root or with CAP_DAC_READ_SEARCH"
+            )
     return missing("tracefs", "not mounted, or not readable", "mount -t tracefs tracefs /sys/kernel/tracing (as root)")
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,6 +124,18 @@ def test_an_architecture_without_probes_is_said(tmp_path: Path):
 def test_tracefs_at_its_old_place_is_found(tmp_path: Path):
     (tmp_path / "sys" / "kernel" / "debug" / "tracing" / "events").mkdir(parents=True)
     assert probe("tracefs", bare(tmp_path)).detail.endswith("debug/tracing")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
+def test_tracefs_that_only_root_may_read_is_missing_and_says_so(tmp_path: Path):
+    tracing = tmp_path / "sys" / "kernel" / "tracing"
+    (tracing / "events").mkdir(parents=True)
+    tracing.chmod(0)
+    try:
+        found = probe("tracefs", bare(tmp_path))
+    finally:
+        tracing.chmod(0o700)
+    assert (found.state, found.detail) == ("missing", f"{tracing} is closed to this user")
 
 
 def test_cupti_inside_a_package_is_found(tmp_path: Path):
