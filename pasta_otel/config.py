@@ -70,7 +70,11 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("PASTA_DEBUG", "debug", False, _boolean, "Log what pasta-otel does, to stderr."),
     Setting(
-        "PASTA_CONTROLLER_URL", "controller_url", "http://127.0.0.1:4320", str, "Where the app reads its flags (OFREP)."
+        "PASTA_CONTROLLER_URL",
+        "controller_url",
+        "http://127.0.0.1:4320",
+        str,
+        "Where the app reads its flags (OFREP); set, it also may raise the capture tier.",
     ),
     Setting(
         "PASTA_FLAG_POLL_SECONDS",

@@ -13,6 +13,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 
 from pasta_otel import semconv
 from pasta_otel.app import build_row_sink, prepare_app_telemetry, setup_app_telemetry
+from pasta_otel.app.capture_flag import follow_capture_flag
 from pasta_otel.app.debug import log_when_debugging
 from pasta_otel.app.gpu_capture import GpuInstrumentation, build_gpu_capture
 from pasta_otel.config import load_settings
@@ -172,6 +173,7 @@ def instrument(  # noqa: PLR0913 - keyword-only options, each with a default
         running = Instrumentation(rate, row_limit, sink, meter)
         wanted = not _under_opentelemetry_instrument() if set_up is None else set_up
         running.start(tracer_provider, set_up=wanted and tracer_provider is None)
+        _guarded("the capture flag is not followed", lambda: follow_capture_flag(running.capture))
         _running = running
         return running
 
