@@ -6,11 +6,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pasta_otel import semconv
-from pasta_otel.clock import ClockOffset
 from pasta_otel.ebpf import layout
 from pasta_otel.ebpf.observer import Harvest
 from pasta_otel.ebpf.probes import Api
 from pasta_otel.ebpf.totals import event_name
+from pasta_otel.ebpf.wall_clock import WallClock
 from pasta_otel.model import HostSpan, LinkColumn, SpanColumns, SpanSite, StringColumn
 
 TRACE_LIMIT = 200
@@ -83,7 +83,7 @@ class HostSpans:
         )  # fmt: skip
 
 
-def host_columns(spans: Sequence[HostSpan], offset: ClockOffset, new_id: Callable[[], int]) -> SpanColumns:
+def host_columns(spans: Sequence[HostSpan], clock: WallClock, new_id: Callable[[], int]) -> SpanColumns:
     """Return host spans as columns: in the trace they belong to, with a link and no parent.
 
     They are no children of the application's spans: those belong to somebody else, who knows nothing of them.
@@ -104,8 +104,8 @@ def host_columns(spans: Sequence[HostSpan], offset: ClockOffset, new_id: Callabl
         trace_id=traces,
         span_id=ids,
         parent_span_id=np.zeros((count, 8), np.uint8),
-        start_time_unix_nano=integers(offset.convert(s.start_monotonic_ns) for s in spans).astype(np.uint64),
-        end_time_unix_nano=integers(offset.convert(s.end_monotonic_ns) for s in spans).astype(np.uint64),
+        start_time_unix_nano=clock.convert(integers(span.start_monotonic_ns for span in spans)),
+        end_time_unix_nano=clock.convert(integers(span.end_monotonic_ns for span in spans)),
         site=integers(place[span.name] for span in spans).astype(np.int32),
         sites=[SpanSite(name, attributes=((semconv.HOST_EVENT, name),)) for name in names],
         attributes={

@@ -139,10 +139,14 @@ class HostTotals:
         return {semconv.HOST_EVENT: event_name(self._apis[api]), semconv.HOST_SERVICE: service}
 
 
-def observe_probes(
-    meter: Meter, counters: Callable[[], Mapping[int, layout.Counters]], report: Callable[[], Sequence[Attachment]]
-) -> None:
-    """Export every probe's exact account, and what is attached or was refused."""
+def observe_attachments(meter: Meter, report: Callable[[], Sequence[Attachment]]) -> None:
+    """Export what is attached, and what was refused and why."""
+    spec = semconv.METRICS[semconv.PROBE_ATTACHED]
+    meter.create_observable_gauge(spec.name, [lambda _: map(_attached, report())], spec.unit, spec.description)
+
+
+def observe_accounts(meter: Meter, counters: Callable[[], Mapping[int, layout.Counters]]) -> None:
+    """Export every probe's exact account."""
 
     def accounts() -> list[tuple[str, layout.Counters]]:
         return [(name, counters()[number]) for number, name in enumerate(PROBE_NAMES)]
@@ -155,8 +159,6 @@ def observe_probes(
     _counter(meter, semconv.PROBE_SEEN, lambda: (Observation(a.seen, {"probe": p}) for p, a in accounts()))
     _counter(meter, semconv.PROBE_EVENTS, lambda: outcomes(("filtered", "submitted", "full", "unpaired")))
     _counter(meter, semconv.PROBE_RECORDS, lambda: outcomes(("submitted", "full"), "ring_"))
-    spec = semconv.METRICS[semconv.PROBE_ATTACHED]
-    meter.create_observable_gauge(spec.name, [lambda _: map(_attached, report())], spec.unit, spec.description)
 
 
 def _attached(item: Attachment) -> Observation:

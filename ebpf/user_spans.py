@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pasta_otel.clock import ClockOffset
 from pasta_otel.ebpf.programs import FieldValue, UserEvent
+from pasta_otel.ebpf.wall_clock import WallClock
 from pasta_otel.model import LinkColumn, SpanColumns, SpanSite
 
 PREFIX = "pasta.user."
@@ -15,7 +15,7 @@ _OWN = frozenset({*START, *END, TRACE_ID, SPAN_ID})
 
 
 def user_columns(
-    events: Sequence[UserEvent], offset: ClockOffset, now_monotonic_ns: int, new_id: Callable[[], int]
+    events: Sequence[UserEvent], clock: WallClock, now_monotonic_ns: int, new_id: Callable[[], int]
 ) -> Iterator[SpanColumns]:
     """Yield one batch a program and output.
 
@@ -24,7 +24,7 @@ def user_columns(
 
     Args:
         events: Events.
-        offset: Unix time minus CLOCK_MONOTONIC.
+        clock: Converts CLOCK_MONOTONIC.
         now_monotonic_ns: For events without a time.
         new_id: Makes span ids.
     """
@@ -32,11 +32,11 @@ def user_columns(
     for event in events:
         groups.setdefault((event.program, event.table), []).append(event.fields)
     for (program, table), rows in groups.items():
-        yield _columns(f"{program}.{table}", rows, offset, now_monotonic_ns, new_id)
+        yield _columns(f"{program}.{table}", rows, clock, now_monotonic_ns, new_id)
 
 
 def _columns(
-    name: str, rows: Sequence[Mapping[str, FieldValue]], offset: ClockOffset, now: int, new_id: Callable[[], int]
+    name: str, rows: Sequence[Mapping[str, FieldValue]], clock: WallClock, now: int, new_id: Callable[[], int]
 ) -> SpanColumns:
     import numpy as np  # noqa: PLC0415 - an optional extra
 
@@ -49,7 +49,7 @@ def _columns(
 
     def times(names: Sequence[str]) -> Any:
         found = (next((int(row[key]) for key in names if key in row), now) for row in rows)
-        return np.fromiter(map(offset.convert, found), np.int64, count).astype(np.uint64)
+        return clock.convert(np.fromiter(found, np.int64, count))
 
     starts = times(START)
     return SpanColumns(

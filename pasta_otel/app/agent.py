@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pasta_otel.clock import Clock, SystemClock
 from pasta_otel.ebpf.choose import start_observer
-from pasta_otel.ebpf.observer import Harvest, HostObserver, Thresholds, Timing
+from pasta_otel.ebpf.observer import Attachment, Harvest, HostObserver, Thresholds, Timing
 from pasta_otel.ebpf.probes import OBJECT_FOLDER, load_probes
 from pasta_otel.ebpf.processes import ProcessTable
 from pasta_otel.errors import InputError
@@ -147,9 +147,14 @@ class Agent:
             self._finish(exports)
         announce({"event": "stopped", "spans": dict(exports.totals.spans)})
 
+    def report(self) -> list[Attachment]:
+        """Return what is attached and what was refused, loaders included."""
+        loaders = [Attachment("loader", name, refusal) for name, refusal in self.refusals.items()]
+        return [*loaders, *(self.observer.report() if self.observer is not None else ())]
+
     def attached(self) -> dict[str, Any]:
         """Return what is attached and what was refused, and why, as one document."""
-        report = self.observer.report() if self.observer is not None else []
+        report = self.report()
         return {
             "event": "attached",
             "loader": self.observer.loaded.loader if self.observer is not None else "files",
@@ -158,8 +163,7 @@ class Agent:
                 {"probe": item.probe, "target": item.target, **_words(item.refusal)}
                 for item in report
                 if item.refusal is not None
-            ]
-            + [{"loader": name, **_words(refusal)} for name, refusal in self.refusals.items()],
+            ],
         }
 
     def _step(self, stop: threading.Event, exports: AgentExports) -> None:

@@ -11,14 +11,15 @@ from opentelemetry.sdk.metrics.export import MetricsData, PeriodicExportingMetri
 
 from pasta_otel import semconv
 from pasta_otel.app.devices import watch_devices
-from pasta_otel.clock import Clock, monotonic_to_unix
+from pasta_otel.clock import Clock
 from pasta_otel.context import SpanIds
 from pasta_otel.ebpf.hostmetrics import HostFiles
 from pasta_otel.ebpf.ports import RefusedError
 from pasta_otel.ebpf.programs import UserProgram
 from pasta_otel.ebpf.spans import HostSpans, host_columns
-from pasta_otel.ebpf.totals import HostTotals, observe_probes
+from pasta_otel.ebpf.totals import HostTotals, observe_accounts, observe_attachments
 from pasta_otel.ebpf.user_spans import user_columns
+from pasta_otel.ebpf.wall_clock import WallClock
 from pasta_otel.errors import InputError
 from pasta_otel.exporters.metrics import PastaMetricExporter, build_meter_provider
 from pasta_otel.exporters.otlp.config import OtlpConfig
@@ -65,14 +66,15 @@ class AgentExports:
         apis = observer.apis if observer is not None else {}
         self.totals = HostTotals(apis, service_of, clock.unix_nano)
         self._spans = HostSpans(apis, service_of, outcomes=self.totals.spans)
-        self._offset, self._ids = monotonic_to_unix(clock), SpanIds()
+        self._wall, self._ids = WallClock(clock), SpanIds()
         self._identity = default_identity()
         self._page = _Page(self.totals)
         self._provider = self._build_provider()
         self.meter = self._provider.get_meter(semconv.SCOPE)
         self.totals.observe(self.meter)
+        observe_attachments(self.meter, agent.report)
         if observer is not None:
-            observe_probes(self.meter, observer.counters, observer.report)
+            observe_accounts(self.meter, observer.counters)
         self._files = HostFiles(options.proc_root, options.cgroup_root, clock, self.meter)
         self._devices = watch_devices(self.meter, clock=clock, proc_root=str(options.proc_root))
         self._programs: list[UserProgram] = []
@@ -92,10 +94,11 @@ class AgentExports:
 
     def take(self, harvest: Harvest, launch_weight: float) -> None:
         """Add a harvest to the sums, and send its spans."""
+        self._wall.mark()
         self.totals.add(harvest, launch_weight)
         spans = self._spans.take(harvest) if self._rows is not None else []
         if spans and self._rows is not None:
-            self._rows.offer_columns(host_columns(spans, self._offset.current(), self._ids))
+            self._rows.offer_columns(host_columns(spans, self._wall, self._ids))
 
     def load_programs(self) -> None:
         """Load users' own programs; one that is refused is said and counted, and the agent goes on."""
@@ -110,7 +113,7 @@ class AgentExports:
         """Send what users' own programs submitted."""
         events = [event for program in self._programs for event in program.poll()]
         if self._rows is not None:
-            for columns in user_columns(events, self._offset.current(), self._clock.monotonic_ns(), self._ids):
+            for columns in user_columns(events, self._wall, self._clock.monotonic_ns(), self._ids):
                 self._rows.offer_columns(columns)
 
     def _user_counts(self, _: CallbackOptions) -> Iterator[Observation]:
@@ -143,7 +146,10 @@ class AgentExports:
         document = self._agent.attached()
         silent = self._clock.monotonic_ns() - self._agent.last_harvest_ns
         working = self._agent.observer is None or self._agent.last_harvest_ns == 0 or silent < STALE_NS
-        details = {"loader": document["loader"], "refused": len(document["refused"])}
+        refused = document["refused"]
+        details = {"loader": document["loader"], "refused": len(refused)}
+        if refused:
+            details["reasons"] = sorted({item["reason"] for item in refused})
         return working, details if working else {**details, "silent_seconds": silent // 1_000_000_000}
 
     # -- parts ---------------------------------------------------------------------------------------------------------

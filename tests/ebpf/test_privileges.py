@@ -72,10 +72,11 @@ def test_with_less_the_agent_says_so_and_goes_on_with_files(make_loader, readabl
     make_loader("core")
     with run_as(objects, capabilities, "auto") as agent:
         assert agent.attached["loader"] == "files"
-        refused = {item["loader"]: item for item in agent.attached["refused"]}
+        refused = {item["target"]: item for item in agent.attached["refused"]}
         assert refused["core"]["reason"] == "not_privileged"
         assert refused["core"]["errno"] in {1, 13}
-        assert json.loads(agent.get("/healthz"))["loader"] == "files"
+        health = json.loads(agent.get("/healthz"))
+        assert (health["loader"], health["reasons"]) == ("files", ["not_privileged"])
         wait_for(lambda: "pasta_host_listen_overflows" in agent.get())
 
 
