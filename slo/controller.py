@@ -9,15 +9,17 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from opentelemetry.metrics import Meter
 from opentelemetry.trace import Tracer
 
 from pasta_otel.clock import Clock, SystemClock
 from pasta_otel.model import CountRequest, EventCounts, SpanRef, TimeWindow, Verdict
+from pasta_otel.slo.alerts import AlertState, changes, decide
 from pasta_otel.slo.budget import Measured, exhausted_in_ns, remaining
 from pasta_otel.slo.evaluation import Evaluation, SLOState, Transition
+from pasta_otel.slo.history import History
 from pasta_otel.slo.investigate import Burning, Investigator
 from pasta_otel.slo.leader import Leader
 from pasta_otel.slo.maintenance import Maintenance
@@ -92,14 +94,24 @@ class SLOController:
         self._memories = self._recall()
         self._leads = parts.leader is None
         self._unsaved = False
-        self._last: tuple[SLOState, ...] = ()
+        self._history = History()
+        self._last: Evaluation | None = None
         self._telemetry = Telemetry(self.states, parts.meter, parts.tracer)
         self._investigator = Investigator(parts.source, parts.attributor) if parts.attributor else None
         self._logged: set[tuple[str, str]] = set()
 
     def states(self) -> tuple[SLOState, ...]:
         """Return the states of the last tick; safe from any thread."""
+        return self._last.states if self._last is not None else ()
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """Return what the last tick said, None before the first; safe from any thread."""
         return self._last
+
+    def history(self) -> dict[str, list[dict[str, Any]]]:
+        """Return budget and burn rate over time by SLO, as far as this process has watched; safe from any thread."""
+        return self._history.points()
 
     def tick(self, now_unix_nano: int) -> Evaluation:
         """Evaluate every SLO once, ask why where one burns, and let the responder act.
@@ -113,15 +125,19 @@ class SLOController:
         before, outcomes, states = dict(self._memories), [], []
         for slo, windows, measured in self._measured(end, now_unix_nano):
             outcome = self._outcome(slo, measured, end, now_unix_nano)
-            self._memories[slo.name] = outcome.memory
+            alerts = self._alerts(slo, measured, now_unix_nano)
+            known = {alert.rule.key: alert.memory for alert in alerts}
+            self._memories[slo.name] = replace(outcome.memory, alerts=known)
             outcomes.append(outcome)
-            state = _state(slo, outcome, windows[0], measured[0])
+            state = replace(_state(slo, outcome, windows[0], measured[0]), alerts=alerts)
             states.append(replace(state, silenced=self._silence(slo, now_unix_nano)))
         self._remember(before)
         states = self._explain(states, outcomes, end, now_unix_nano)
         evaluation = Evaluation(now_unix_nano, tuple(states), _transitions(before, states, now_unix_nano))
-        self._last = evaluation.states
+        self._last = evaluation
+        self._history.add(evaluation.states, now_unix_nano)
         self._announce(evaluation, end)
+        self._announce_alerts(before, evaluation, end)
         responder = self._parts.responder
         if responder is not None and self._leads:
             self._survive("responder", lambda: bool(responder.respond(evaluation)), False)
@@ -174,12 +190,12 @@ class SLOController:
             yield slo, mine, self._survive("slo", partial(meter.measure, mine, found), wrong)
 
     def _windows_of(self, slo: SLO, end: int) -> list[TimeWindow]:
-        """Return the period so far, then long and short for every pair."""
+        """Return the period so far, then long and short for every pair, then what every alert looks back on."""
         period = period_at(slo.window, end)
         windows = [TimeWindow(period.start_unix_nano, end)]
         for row in self._windows.rows:
             windows += [TimeWindow(end - row.long_ns, end), TimeWindow(end - row.short_ns, end)]
-        return windows
+        return windows + [TimeWindow(end - rule.lookback_ns, end) for rule in slo.alerts]
 
     def _counts(self, requests: list[CountRequest], now_unix_nano: int) -> list[EventCounts]:
         down = [EventCounts(0.0, 0.0, no_data="absent", detail="the source failed")] * len(requests)
@@ -198,6 +214,15 @@ class SLOController:
         outcome = advance(self._memories.get(slo.name), readings, self._windows, now_unix_nano)
         silence = self._silence(slo, now_unix_nano)
         return silenced(outcome, self._memories.get(slo.name), silence, now_unix_nano) if silence else outcome
+
+    def _alerts(self, slo: SLO, measured: list[Measured], now_unix_nano: int) -> tuple[AlertState, ...]:
+        memory = self._memories.get(slo.name)
+        known = memory.alerts if memory is not None else {}
+        mine = measured[1 + 2 * len(self._windows.rows) :]
+        return tuple(
+            decide(rule, found, known.get(rule.key), self._windows, now_unix_nano)
+            for rule, found in zip(slo.alerts, mine, strict=True)
+        )
 
     def _remember(self, before: dict[str, Memory]) -> None:
         """Write memory before anybody acts on it: whatever is keyed by a burn's beginning happens once."""
@@ -238,6 +263,19 @@ class SLOController:
             bad = self._bad_examples(by_name[transition.slo], state, end) if transition.after == "burning" else ()
             log.info("slo %s: %s -> %s %s", transition.slo, transition.before, transition.after, state.detail)
             self._telemetry.transition(transition, state, bad)
+
+    def _announce_alerts(self, before: dict[str, Memory], evaluation: Evaluation, end: int) -> None:
+        if not self._leads:
+            return
+        by_name = {slo.name: slo for slo in self._slos}
+        for state in evaluation.states:
+            memory = before.get(state.name)
+            old = [memory.alerts.get(alert.rule.key) if memory else None for alert in state.alerts]
+            for change in () if state.silenced else changes(state.name, old, state.alerts):
+                bad = self._bad_examples(by_name[state.name], state, end) if change.firing else ()
+                phase = "fires" if change.firing else "is resolved"
+                log.info("slo %s: alert %s %s", state.name, change.state.rule.key, phase)
+                self._telemetry.alert(change, evaluation.now_unix_nano, bad)
 
     def _bad_examples(self, slo: SLO, state: SLOState, end: int) -> Sequence[SpanRef]:
         examples = self._parts.examples

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pasta_otel.model import Attribution, NoDataReason, TimeWindow, Verdict
+from pasta_otel.slo.alerts import AlertState
 
 ActionOutcome = Literal["applied", "reverted", "refused", "dry_run", "failed"]
 
@@ -66,6 +67,7 @@ class SLOState:
         exhausted_in_ns: When the budget is gone at the present burn rate, from now; None = it is not shrinking.
         degraded: A source answered with a warning (partial response).
         silenced: Why nobody may act for this SLO now (planned maintenance), or empty.
+        alerts: The alerts of its AlertPolicies.
     """
 
     name: str
@@ -87,6 +89,7 @@ class SLOState:
     exhausted_in_ns: int | None = None
     degraded: bool = False
     silenced: str = ""
+    alerts: tuple[AlertState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def page(document: dict[str, Any]) -> str:
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>Service level objectives</title><style>{_CSS}</style><h1>Service level objectives</h1>"
-        f'<p class="muted">As of {_time(document["time"])}: {_summary(states)}</p>{sections}</html>\n'
+        f'<p class="muted">As of {_time(document.get("time") or "now")}: {_summary(states)}</p>{sections}</html>\n'
     )
 
 
@@ -71,7 +71,7 @@ def _budget(budget: dict[str, Any]) -> str:
     words = f"{left * 100:.1f} % left" if left >= 0 else f"overspent by {-left * 100:.1f} %"
     gone = budget["exhausted_in_seconds"]
     if gone is not None and left > 0:
-        words += f", gone in {_duration(gone)} at this rate"
+        words += f", gone in {duration_words(gone)} at this rate"
     if budget["coverage"] < 1:
         words += f"; {budget['coverage'] * 100:.0f} % of the period is covered"
     return (
@@ -173,7 +173,8 @@ def _people(annotations: dict[str, str]) -> str:
     return f'<p class="muted">{" · ".join(parts)}</p>' if parts else ""
 
 
-def _duration(seconds: float) -> str:
+def duration_words(seconds: float) -> str:
+    """Return a time span for people."""
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pasta_otel.model import Attribution, Cause, Evidence, TimeWindow
+from pasta_otel.slo.alerts import AlertState, condition_text
 from pasta_otel.slo.evaluation import BurnRate, Evaluation, SLOState
 from pasta_otel.slo.windows import duration_text
 
@@ -50,8 +51,25 @@ def state_to_json(state: SLOState) -> dict[str, Any]:
             "exhausted_in_seconds": None if state.exhausted_in_ns is None else state.exhausted_in_ns / 1e9,
             "degraded": state.degraded,
         },
+        "alerts": [_alert(alert) for alert in state.alerts],
         "attribution": None if state.attribution is None else attribution_to_json(state.attribution),
         "annotations": dict(state.annotations),
+    }
+
+
+def _alert(alert: AlertState) -> dict[str, Any]:
+    rule = alert.rule
+    return {
+        "policy": rule.policy,
+        "condition": rule.condition,
+        "severity": rule.severity,
+        "text": condition_text(rule),
+        "state": alert.phase,
+        "since": rfc3339(alert.since_unix_nano),
+        "burn": alert.burn,
+        "reason": alert.reason,
+        "note": alert.note,
+        "targets": [{"name": name, "target": target} for name, target in rule.targets],
     }
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pasta_otel.errors import InputError
+from pasta_otel.slo.alerts import AlertMemory
 from pasta_otel.slo.verdict import Memory
 
 VERSION = 1
 VERDICTS = ("ok", "burning", "no_data")
+PHASES = ("inactive", "pending", "firing")
 
 
 class StateStore(Protocol):
@@ -90,6 +92,7 @@ def _to_json(memory: Memory) -> dict[str, Any]:
         "since_unix_nano": memory.since_unix_nano,
         "burn_since_unix_nano": memory.burn_since_unix_nano,
         "active": dict(memory.active),
+        "alerts": {key: [alert.phase, alert.since_unix_nano] for key, alert in memory.alerts.items()},
     }
 
 
@@ -103,4 +106,12 @@ def _from_json(entry: Any) -> Memory:
         since_unix_nano=int(entry["since_unix_nano"]),
         burn_since_unix_nano=None if burn is None else int(burn),
         active={str(key): int(below) for key, below in entry["active"].items()},
+        alerts={str(key): _alert(*pair) for key, pair in entry.get("alerts", {}).items()},
     )
+
+
+def _alert(phase: Any, since: Any) -> AlertMemory:
+    if phase not in PHASES:
+        msg = f"alert {phase!r}"
+        raise ValueError(msg)
+    return AlertMemory(phase, int(since))

@@ -11,6 +11,7 @@ from opentelemetry.trace import Link, NoOpTracer, SpanContext, TraceFlags, Trace
 
 from pasta_otel import semconv
 from pasta_otel.model import SpanRef
+from pasta_otel.slo.alerts import AlertChange, condition_text
 from pasta_otel.slo.evaluation import SLOState, Transition
 from pasta_otel.slo.windows import duration_text
 
@@ -45,6 +46,7 @@ class Telemetry:
             semconv.SLO_BUDGET_REMAINING: _budget,
             semconv.SLO_BURNING: _burning,
             semconv.SLO_NO_DATA: _no_data,
+            semconv.SLO_ALERT_FIRING: _alerts,
         }
         for name, read in readers.items():
             spec = semconv.METRICS[name]
@@ -93,6 +95,25 @@ class Telemetry:
         )
         span.end(transition.time_unix_nano)
 
+    def alert(self, change: AlertChange, time_unix_nano: int, bad: Sequence[SpanRef]) -> None:
+        """Record that an alert of an AlertPolicy fires or is resolved, as a span that links to traces of bad events."""
+        rule = change.state.rule
+        span = self._tracer.start_span(
+            semconv.SLO_ALERT_SPAN,
+            context=Context(),
+            attributes={
+                semconv.SLO_NAME: change.slo,
+                semconv.SLO_ALERT_POLICY: rule.policy,
+                semconv.SLO_ALERT_CONDITION: rule.condition,
+                semconv.SLO_ALERT_SEVERITY: rule.severity,
+                semconv.SLO_TO: "firing" if change.firing else "resolved",
+                semconv.SLO_REASON: change.state.reason or condition_text(rule),
+            },
+            links=[Link(_context(ref), {semconv.LINK_METHOD: "id"}) for ref in bad],
+            start_time=time_unix_nano,
+        )
+        span.end(time_unix_nano)
+
 
 def _counter(meter: Meter, name: str) -> Any:
     spec = semconv.METRICS[name]
@@ -126,6 +147,13 @@ def _burning(state: SLOState) -> Iterator[Observation]:
 def _no_data(state: SLOState) -> Iterator[Observation]:
     if state.verdict == "no_data":
         yield Observation(1, {**_labels(state), "reason": state.reason or "absent"})
+
+
+def _alerts(state: SLOState) -> Iterator[Observation]:
+    for alert in state.alerts:
+        rule = alert.rule
+        named = {"policy": rule.policy, "condition": rule.condition, "severity": rule.severity}
+        yield Observation(int(alert.phase == "firing"), {**_labels(state), **named})
 
 
 def _context(ref: SpanRef) -> SpanContext:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pasta_otel.model import NoDataReason, Verdict
+from pasta_otel.slo.alerts import AlertMemory, low_traffic
 from pasta_otel.slo.budget import Measured
 from pasta_otel.slo.evaluation import BurnRate
 from pasta_otel.slo.windows import BurnRateWindow, BurnRateWindows
@@ -26,12 +27,14 @@ class Memory:
         burn_since_unix_nano: When the burn under way began, or None.
         active: Window pairs that burn, with the time since which their short window has been below the factor
             (``BELOW_UNKNOWN`` = it is not below).
+        alerts: The alerts of its AlertPolicies, by policy and condition.
     """
 
     verdict: Verdict
     since_unix_nano: int
     burn_since_unix_nano: int | None = None
     active: Mapping[str, int] = field(default_factory=dict)
+    alerts: Mapping[str, AlertMemory] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def read_pair(row: BurnRateWindow, long: Measured, short: Measured, period_ns: i
     """Compare one pair of windows with its factor."""
     factor = row.factor(period_ns)
     over_long, over_short = long.exceeds(factor), short.exceeds(factor)
-    low = _low_traffic(long, guards) if over_long else ""
+    low = low_traffic(long, guards) if over_long else ""
     exceeded, reason = _both(False if low else over_long, long, over_short, short)
     lacking = long if long.no_data else short
     rate = BurnRate(
@@ -74,16 +77,6 @@ def read_pair(row: BurnRateWindow, long: Measured, short: Measured, period_ns: i
         note=low or (lacking.detail or str(lacking.no_data) if reason else ""),
     )
     return Reading(row, rate, over_short, reason)
-
-
-def _low_traffic(long: Measured, guards: BurnRateWindows) -> str:
-    if not long.guarded:
-        return ""
-    if long.events < guards.min_events:
-        return f"low traffic: {long.events:g} events, at least {guards.min_events} needed"
-    if long.bad < guards.min_bad_events:
-        return f"low traffic: {long.bad:g} bad of {long.events:g} events, at least {guards.min_bad_events} bad needed"
-    return ""
 
 
 def _both(

@@ -44,7 +44,8 @@ class ApiProviders:
 
     Attributes:
         flags: OFREP and pins.
-        slos: ``GET /api/v1/slos``.
+        slos: ``GET /api/v1/slos``: the states, or the whole document ``{time, slos}``.
+        slo_history: ``GET /api/v1/slos/history``: ``{history: {slo: [{time, remaining, burn}]}}``.
         actions: ``GET /api/v1/actions?limit=``, newest last.
         ledger: ``GET /api/v1/ledger``: spans received, rejected and per sink.
         trace: ``GET /api/v1/traces/{id}``; None from it means no such trace.
@@ -54,7 +55,8 @@ class ApiProviders:
     """
 
     flags: FlagProvider | None = None
-    slos: Documents | None = None
+    slos: Documents | OneDocument | None = None
+    slo_history: OneDocument | None = None
     actions: RecentDocuments | None = None
     ledger: OneDocument | None = None
     trace: ById | None = None
@@ -107,6 +109,7 @@ class BearerAuth:
 def _state_routes(providers: ApiProviders) -> list[Route]:
     table: tuple[tuple[str, str, Any, Callable[[Any], Endpoint]], ...] = (
         ("GET", "/api/v1/slos", providers.slos, _slos),
+        ("GET", "/api/v1/slos/history", providers.slo_history, _ledger),
         ("GET", "/api/v1/actions", providers.actions, _actions),
         ("GET", "/api/v1/ledger", providers.ledger, _ledger),
         ("GET", "/api/v1/traces/{id}", providers.trace, _trace),
@@ -136,9 +139,10 @@ def _flag_routes(flags: FlagProvider) -> list[Route]:
     ]
 
 
-def _slos(provider: Documents) -> Endpoint:
+def _slos(provider: Documents | OneDocument) -> Endpoint:
     async def endpoint(_: Request) -> Response:
-        return _json({"slos": list(await run_in_threadpool(provider))})
+        found = await run_in_threadpool(provider)
+        return _json(found if isinstance(found, Mapping) else {"slos": list(found)})
 
     return endpoint
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from pasta_otel.slo.controller import SLOController
-from pasta_otel.slo.report import state_to_json
+from pasta_otel.slo.report import evaluation_to_json
 
 
 class TraceSource(Protocol):
@@ -26,9 +26,16 @@ class Questions:
     def __init__(self, traces: TraceSource, controller: SLOController | None) -> None:
         self._traces, self._controller = traces, controller
 
-    def slos(self) -> list[dict[str, Any]]:
-        """Return the states of the last tick."""
-        return [state_to_json(state) for state in self._controller.states()] if self._controller else []
+    def slos(self) -> dict[str, Any]:
+        """Return the states of the last tick and its time; no time before the first one."""
+        controller = self._controller
+        if controller is None or controller.evaluation is None:
+            return {"time": None, "slos": []}
+        return evaluation_to_json(controller.evaluation)
+
+    def slo_history(self) -> dict[str, Any]:
+        """Return budget and burn rate over time by SLO."""
+        return {"history": self._controller.history() if self._controller else {}}
 
     def trace(self, trace_id: str) -> dict[str, Any] | None:
         """Return one trace, or None."""

@@ -240,6 +240,7 @@ class Sidecar:
         providers = ApiProviders(
             flags=engine,
             slos=questions.slos,
+            slo_history=questions.slo_history,
             actions=engine.recent if engine else None,
             ledger=lambda: self.ledger.snapshot().as_dict(),
             trace=questions.trace,

@@ -15,21 +15,22 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import pasta_otel
-from pasta_otel.app.sources import build_sources
+from pasta_otel.app.sources import build_sources, planned_maintenance
 from pasta_otel.clock import SystemClock
 from pasta_otel.config import load_settings
 from pasta_otel.errors import InputError, MissingError
 from pasta_otel.slo.controller import DEFAULT_GRACE_NS, Parts, SLOController
 from pasta_otel.slo.history import with_history
-from pasta_otel.slo.page import page
+from pasta_otel.slo.page import duration_words, page
 from pasta_otel.slo.periods import length_ns
 from pasta_otel.slo.report import evaluation_to_json
 from pasta_otel.slo.rules.build import build
 from pasta_otel.slo.rules.render import dump, render
 from pasta_otel.slo.rules.scenario import promtool_document, read_scenario
-from pasta_otel.slo.sources.remote import fetch_states
+from pasta_otel.slo.sources.remote import fetch_states, with_remote_history
 from pasta_otel.slo.sources.spans import SpanCounter
 from pasta_otel.slo.spec.document import Problem
 from pasta_otel.slo.spec.load import SpecSet, check, load
@@ -124,7 +125,10 @@ def status(  # noqa: PLR0913, PLR0917  # one parameter an option
         settings["PASTA_PROMETHEUS_URL"] = prometheus or settings["PASTA_PROMETHEUS_URL"]
         document = evaluate_once(slo_paths, Path(store) if store else None, windows, grace, settings)
     else:
-        document = fetch_states(server or DEFAULT_SERVER, token=settings["PASTA_API_TOKEN"] or None)
+        token = settings["PASTA_API_TOKEN"] or None
+        document = fetch_states(server or DEFAULT_SERVER, token=token)
+        if html_file:
+            document = with_remote_history(document, server or DEFAULT_SERVER, token=token)
     if html_file:
         _write(Path(html_file), page(document))
     if as_json:
@@ -155,8 +159,10 @@ def evaluate_once(
         store = _open_store(store_path, undo) if store_path else None
         sources = build_sources(slos, settings, SystemClock(), store=(store, grace_ns) if store else None)
         undo.callback(sources.close)
-        controller = SLOController(slos, load_windows(windows), Parts(sources.source), grace_ns=grace_ns)
-        return with_history(evaluation_to_json(controller.tick(now)), slos, sources.source, now)
+        maintenance = planned_maintenance(settings)
+        parts = Parts(sources.source, maintenance=maintenance)
+        controller = SLOController(slos, load_windows(windows), parts, grace_ns=grace_ns)
+        return with_history(evaluation_to_json(controller.tick(now)), slos, sources.source, now, maintenance)
 
 
 def _open_store(path: Path, undo: ExitStack) -> SpanCounter:
@@ -184,26 +190,36 @@ def states_table(states: list[dict[str, Any]]) -> Table:
         table.add_column(heading)
     for state in states:
         table.add_row(
-            state["name"],
-            state["service"],
+            Text(state["name"]),
+            Text(state["service"]),
             f"{state['objective'] * 100:g} %",
             _verdict_text(state),
-            _percent(state["budget"]["remaining"]),
+            _budget_text(state["budget"]),
             _burn_text(state["burn_rates"]),
-            _why(state),
-            str(state["annotations"].get("owner", "")),
+            Text(_why(state)),
+            Text(str(state["annotations"].get("owner", ""))),
         )
     return table
 
 
-def _verdict_text(state: dict[str, Any]) -> str:
+def _verdict_text(state: dict[str, Any]) -> Text:
     colour = {"ok": "green", "burning": "bold red", "no_data": "yellow"}[state["verdict"]]
     reason = f" ({state['reason']})" if state["reason"] else ""
-    return f"[{colour}]{state['verdict']}{reason}[/]"
+    firing = [alert for alert in state.get("alerts", ()) if alert["state"] == "firing"]
+    alerts = "".join(f"\nalert {alert['policy']} ({alert['severity']})" for alert in firing)
+    return Text(f"{state['verdict']}{reason}{alerts}", style=colour)
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share * 100:.1f} %"
+def _budget_text(budget: dict[str, Any]) -> str:
+    left = budget["remaining"]
+    if left is None:
+        return "-"
+    lines = [f"{left * 100:.1f} %"]
+    if budget["coverage"] < 1:
+        lines.append(f"{budget['coverage'] * 100:.0f} % covered")
+    if budget["exhausted_in_seconds"] is not None and left > 0:
+        lines.append(f"gone in {duration_words(budget['exhausted_in_seconds'])}")
+    return "\n".join(lines)
 
 
 def _burn_text(rates: list[dict[str, Any]]) -> str:

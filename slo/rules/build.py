@@ -14,9 +14,10 @@ from decimal import Decimal
 from typing import Any
 
 from pasta_otel.errors import InputError
+from pasta_otel.slo.alerts import condition_text, plain
 from pasta_otel.slo.periods import duration_ns
-from pasta_otel.slo.sources.promql import expressions
-from pasta_otel.slo.spec.model import SLO, Alerting, PrometheusSLI
+from pasta_otel.slo.sources.promql import OPERATORS, expressions
+from pasta_otel.slo.spec.model import SLO, Alerting, AlertRule, PrometheusSLI
 from pasta_otel.slo.windows import NS_PER_SECOND, BurnRateWindow, BurnRateWindows, duration_text
 
 NS_PER_DAY = 86_400 * NS_PER_SECOND
@@ -125,6 +126,7 @@ def error_ratio(sli: PrometheusSLI, window_ns: int, text: str) -> str:
 
 def _sli_rules(subject: _Subject) -> Iterator[Rule]:
     spans = {row.short_ns for row in subject.windows.rows} | {row.long_ns for row in subject.windows.rows}
+    spans |= {rule.lookback_ns for rule in subject.slo.alerts}
     for window_ns in sorted(spans | {subject.period_ns}):
         text = _text(subject, window_ns)
         yield {
@@ -182,6 +184,9 @@ def _alerts(subject: _Subject) -> Iterator[Rule]:
         rows = [row for row in subject.windows.rows if row.severity == severity]
         if rows and severity not in alerting.disabled:
             yield _burn_alert(subject, alerting, severity, rows)
+    for rule in subject.slo.alerts:
+        if rule.when_breaching:
+            yield _policy_alert(subject, rule)
     if {"page", "ticket"} - alerting.disabled:
         yield _absent_alert(subject, alerting)
 
@@ -203,6 +208,24 @@ def _burn_alert(subject: _Subject, alerting: Alerting, severity: str, rows: list
         | _people(subject.slo)
         | own,
     }
+
+
+def _policy_alert(subject: _Subject, rule: AlertRule) -> Rule:
+    """Return the alert of an AlertCondition: its burn rate over its own window, for as long as it says."""
+    limit = f"({plain(rule.threshold)} * {plain(subject.budget)})"
+    window = _text(subject, rule.lookback_ns)
+    alert = {
+        "alert": camel(f"{subject.slo.name} {rule.policy} {rule.condition}"),
+        "expr": f"slo:sli_error:ratio_rate{window}{subject.selector} {OPERATORS[rule.op]} {limit}",
+        "for": f"{rule.after_ns // NS_PER_SECOND}s",
+        "labels": subject.ids | {"sloth_severity": rule.severity},
+        "annotations": {
+            "summary": f"{{{{$labels.sloth_service}}}} {{{{$labels.sloth_slo}}}}: {condition_text(rule)}",
+            "title": f"({rule.severity}) {{{{$labels.sloth_service}}}} {{{{$labels.sloth_slo}}}}: {rule.policy}",
+        }
+        | _people(subject.slo),
+    }
+    return alert if rule.after_ns else {key: value for key, value in alert.items() if key != "for"}
 
 
 def _condition(subject: _Subject, row: BurnRateWindow) -> str:
@@ -255,11 +278,10 @@ def alert_name(slo: SLO) -> str:
     """Return the alert's name: the author's, else the SLO's in capitals as alerts are written."""
     if slo.alerting is not None and slo.alerting.name:
         return slo.alerting.name
-    words = "".join(character if character.isalnum() else " " for character in slo.name).split()
-    return "".join(word[:1].upper() + word[1:] for word in words) + "BurnRate"
+    return camel(slo.name) + "BurnRate"
 
 
-def plain(number: Decimal) -> str:
-    """Return a decimal without exponent or trailing zeros."""
-    text = f"{number:f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+def camel(text: str) -> str:
+    """Return a text's words in capitals, as alerts are named."""
+    words = "".join(character if character.isalnum() else " " for character in text).split()
+    return "".join(word[:1].upper() + word[1:] for word in words)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pasta_otel.errors import InputError
-from pasta_otel.slo.rules.build import alert_name, plain
+from pasta_otel.slo.alerts import plain
+from pasta_otel.slo.rules.build import alert_name
 from pasta_otel.slo.spec.document import Cursor, Document, SpecError, read_documents
 from pasta_otel.slo.spec.model import SLO
 from pasta_otel.slo.windows import DEFAULT

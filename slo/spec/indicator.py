@@ -84,6 +84,8 @@ def _metric(here: Cursor) -> MetricSource:
     spec = source.need("spec")
     if spec is not None and isinstance(spec.value, dict):
         _check_histogram(source, spec)
+    if spec is not None and spec.value == {} and source.text("type") != spans.SOURCE_TYPE:
+        spec.problem("must not be empty", kind="required")
     if not source.has("type") and not source.has("metricSourceRef"):
         source.missing("type", "type or metricSourceRef is required")
     return MetricSource(

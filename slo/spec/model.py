@@ -285,6 +285,46 @@ class PrometheusSLI:
 
 
 @dataclass(frozen=True, slots=True)
+class AlertRule:
+    """One AlertCondition of one AlertPolicy, as an SLO names it, references resolved.
+
+    Attributes:
+        policy: Name of the AlertPolicy.
+        condition: Name of the AlertCondition.
+        severity: As the author writes it.
+        op: ``lte``, ``gte``, ``lt`` or ``gt``.
+        threshold: Burn rate that is compared with.
+        lookback: Window of the burn rate, as written.
+        lookback_ns: Its length.
+        after: For how long the condition must hold, as written, or empty.
+        after_ns: Its length, 0 = at once.
+        when_no_data: Fire when there is no data.
+        when_resolved: Tell when it ceases to fire.
+        when_breaching: Tell when it begins to fire.
+        targets: Names and kinds of the notification targets.
+    """
+
+    policy: str
+    condition: str
+    severity: str
+    op: str
+    threshold: Decimal
+    lookback: str
+    lookback_ns: int
+    after: str = ""
+    after_ns: int = 0
+    when_no_data: bool = False
+    when_resolved: bool = False
+    when_breaching: bool = False
+    targets: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Return a name that is stable and unique within an SLO."""
+        return f"{self.policy}/{self.condition}"
+
+
+@dataclass(frozen=True, slots=True)
 class SLO:
     """One objective, resolved: what the controller evaluates.
 
@@ -304,6 +344,7 @@ class SLO:
         annotations: Owner, runbook and dashboard, as the document gives them.
         file: Where it was read, for messages.
         alerting: What its alerts carry, None = nothing of its own.
+        alerts: The conditions of its AlertPolicies.
     """
 
     name: str
@@ -321,3 +362,4 @@ class SLO:
     annotations: Annotations = ()
     file: str = ""
     alerting: Alerting | None = None
+    alerts: tuple[AlertRule, ...] = ()

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from pasta_otel.slo.periods import duration_ns
 from pasta_otel.slo.spec.document import Document, Problem, Severity, child_path
 from pasta_otel.slo.spec.model import (
     SLO,
     AlertCondition,
     AlertNotificationTarget,
     AlertPolicy,
+    AlertRule,
     Bucket,
     DataSource,
     Indicator,
@@ -92,6 +94,7 @@ def resolve(placed: Iterable[Placed]) -> tuple[tuple[SLO, ...], list[Problem]]:
 def _slos(item: Placed, document: SLODocument, index: _Index, problems: list[Problem]) -> Iterator[SLO]:
     several = len(document.objectives) > 1
     taken: set[str] = set()
+    alerts = tuple(_alert_rules(document, index))
     for number, objective in enumerate(document.objectives):
         path = child_path("spec.objectives", number)
         indicator = _indicator(item, document, objective, path, index, problems)
@@ -118,7 +121,46 @@ def _slos(item: Placed, document: SLODocument, index: _Index, problems: list[Pro
             annotations=document.metadata.annotations,
             file=item.document.file,
             alerting=document.alerting,
+            alerts=alerts,
         )
+
+
+def _alert_rules(document: SLODocument, index: _Index) -> Iterator[AlertRule]:
+    """Yield the conditions of an SLO's policies; references that lead nowhere are problems elsewhere."""
+    seen: set[str] = set()
+    for entry in document.alert_policies:
+        policy = entry if isinstance(entry, AlertPolicy) else index.find(AlertPolicy, entry)
+        for named in policy.conditions if policy is not None else ():
+            condition = named if isinstance(named, AlertCondition) else index.find(AlertCondition, named)
+            rule = _alert_rule(policy, condition, index) if condition is not None else None
+            if rule is not None and rule.key not in seen:
+                seen.add(rule.key)
+                yield rule
+
+
+def _alert_rule(policy: AlertPolicy, condition: AlertCondition, index: _Index) -> AlertRule | None:
+    if condition.threshold is None or condition.lookback is None or not condition.op:
+        return None
+    targets = [
+        entry if isinstance(entry, AlertNotificationTarget) else index.find(AlertNotificationTarget, entry)
+        for entry in policy.targets
+    ]
+    after = condition.alert_after
+    return AlertRule(
+        policy.metadata.name,
+        condition.metadata.name,
+        condition.severity,
+        condition.op,
+        condition.threshold,
+        lookback=condition.lookback.text,
+        lookback_ns=duration_ns(condition.lookback),
+        after=after.text if after is not None else "",
+        after_ns=duration_ns(after) if after is not None else 0,
+        when_no_data=policy.alert_when_no_data,
+        when_resolved=policy.alert_when_resolved,
+        when_breaching=policy.alert_when_breaching,
+        targets=tuple((target.metadata.name, target.target) for target in targets if target is not None),
+    )
 
 
 def _indicator(  # noqa: PLR0913, PLR0917  # a resolver's inputs, in reading order
@@ -147,11 +189,21 @@ def _sli(  # noqa: PLR0913, PLR0917  # see _indicator
     source: DataSource | None = index.find(DataSource, metric.ref) if metric.ref else None
     kind = (metric.type or (source.type if source else "")).lower()
     if kind == PROMETHEUS:
+        problems.extend(_without_query(item, indicator, path))
         return _prometheus(indicator, objective, source)
     what = f"data source {metric.ref!r}" if metric.ref and not kind else f"metric source type {metric.type!r}"
     message = f"{what} cannot be evaluated: spans, otlp and Prometheus can"
     problems.append(item.at(_place(item, metric, path), message, kind="source_type", severity="warning"))
     return None
+
+
+def _without_query(item: Placed, indicator: Indicator, path: str) -> Iterator[Problem]:
+    ratio = indicator.ratio or RatioMetric()
+    for metric in (indicator.threshold, ratio.good, ratio.bad, ratio.total, ratio.raw):
+        if metric is not None and not _bucket(metric) and not _query(metric):
+            message = "a Prometheus source needs a query"
+            place = _place(item, metric, path)
+            yield item.at(f"{place}.spec.query" if place == metric.path else place, message, kind="required")
 
 
 def _place(item: Placed, metric: MetricSource, path: str) -> str:
