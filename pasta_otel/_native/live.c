@@ -15,6 +15,7 @@
 #define RUNTIME_DOMAIN 2u
 #define API_EXIT 1
 #define MAX_DEPTH 128u
+#define MAX_EDGES 4096u
 /* Callback ids up to the newest header read (13.5). An id beyond a library's own range is refused without harm. */
 #define RUNTIME_CALLS 567u
 #define DRIVER_CALLS 877u
@@ -277,12 +278,59 @@ int pasta_live_timestamp(uint64_t *now) { return cupti.timestamp(now); }
 static atomic_uint window_number;  /* odd while a window is open */
 static atomic_uint attach_number;  /* raised by each detach: CUPTI's own stacks are empty then */
 
-static __thread struct {
+typedef struct region_state {
+  struct region_state *next;
   uint64_t ids[MAX_DEPTH];
   uint32_t depth;  /* may exceed MAX_DEPTH: deeper regions are only counted */
   uint32_t pushed; /* how many of them CUPTI has, as of `window` and `attached` */
-  unsigned window, attached;
-} regions;
+  unsigned attached;
+  atomic_uint window;        /* the last window in which this thread's regions were given to CUPTI */
+  _Atomic uint64_t innermost; /* 0 = in none */
+  uint32_t thread;           /* as CUPTI numbers threads by default: the low half of pthread_self() */
+  int listed;
+} region_state;
+
+static __thread region_state regions;
+static region_state *all_regions; /* of the living threads that ever entered one; under pool.lock */
+static pthread_key_t thread_end;
+static pthread_once_t thread_end_once = PTHREAD_ONCE_INIT;
+
+/* What a thread was in when the window opened, until it first entered or left something in it: CUPTI did not know. */
+static pasta_edge edges[MAX_EDGES];
+static uint32_t edge_count;
+
+static void unlist(void *state) {
+  pthread_mutex_lock(&pool.lock);
+  for (region_state **at = &all_regions; *at; at = &(*at)->next)
+    if (*at == state) {
+      *at = (*at)->next;
+      break;
+    }
+  pthread_mutex_unlock(&pool.lock);
+}
+
+static void make_key(void) { pthread_key_create(&thread_end, unlist); }
+
+static void list_thread(void) {
+  regions.listed = 1;
+  regions.thread = (uint32_t)(uintptr_t)pthread_self();
+  pthread_once(&thread_end_once, make_key);
+  pthread_setspecific(thread_end, &regions);
+  pthread_mutex_lock(&pool.lock);
+  regions.next = all_regions;
+  all_regions = &regions;
+  pthread_mutex_unlock(&pool.lock);
+}
+
+/* With pool.lock held. */
+static void add_edge(uint32_t thread, uint64_t id, uint64_t until) {
+  if (id && edge_count < MAX_EDGES) edges[edge_count++] = (pasta_edge){id, until, thread};
+}
+
+static uint64_t innermost(void) {
+  uint32_t kept = regions.depth < MAX_DEPTH ? regions.depth : MAX_DEPTH;
+  return kept ? regions.ids[kept - 1] : 0;
+}
 
 static void pop_pushed(uint32_t down_to) {
   while (regions.pushed > down_to) {
@@ -291,16 +339,24 @@ static void pop_pushed(uint32_t down_to) {
   }
 }
 
-/* Bring CUPTI's stack of this thread up to ours. */
-static void push_missing(unsigned window) {
+/* The first enter or leave of this thread in a window: say what it was in until now, and begin on CUPTI's stack anew. */
+static void meet_window(unsigned window) {
+  uint64_t now = wall_clock();
+  pthread_mutex_lock(&pool.lock);
+  add_edge(regions.thread, innermost(), now);
+  pthread_mutex_unlock(&pool.lock);
   unsigned attached = atomic_load_explicit(&attach_number, memory_order_acquire);
   if (regions.attached != attached) {
-    regions.attached = attached;
+    regions.attached = attached; /* CUPTI was detached since: its stack is empty */
     regions.pushed = 0;
-  } else if (regions.window != window) {
+  } else {
     pop_pushed(0);
   }
-  regions.window = window;
+  atomic_store(&regions.window, window);
+}
+
+/* Bring CUPTI's stack of this thread up to ours. */
+static void push_missing(void) {
   uint32_t most = regions.depth < MAX_DEPTH ? regions.depth : MAX_DEPTH;
   while (regions.pushed < most) {
     if (cupti.push(EXTERNAL_KIND, regions.ids[regions.pushed]) != CUPTI_OK) {
@@ -313,35 +369,44 @@ static void push_missing(unsigned window) {
   }
 }
 
-static unsigned open_window(void) {
+/* The number of the open window, met by this thread; 0 = none is open. */
+static unsigned met_window(void) {
   unsigned window = atomic_load_explicit(&window_number, memory_order_acquire);
-  return window & 1u ? window : 0;
+  if (!(window & 1u)) return 0;
+  if (atomic_load_explicit(&regions.window, memory_order_relaxed) != window) meet_window(window);
+  return window;
 }
 
 void pasta_live_enter(uint64_t id) {
+  if (!regions.listed) list_thread();
+  unsigned window = met_window();
   if (regions.depth < MAX_DEPTH) regions.ids[regions.depth] = id;
   regions.depth++;
-  unsigned window = open_window();
-  if (window) push_missing(window);
+  atomic_store_explicit(&regions.innermost, innermost(), memory_order_relaxed);
+  if (window) push_missing();
 }
 
 void pasta_live_leave(uint64_t id) {
   uint32_t kept = regions.depth < MAX_DEPTH ? regions.depth : MAX_DEPTH, depth = regions.depth;
+  if (!depth) return;
   if (depth > MAX_DEPTH) {
     depth--; /* deeper than we keep ids: taken to be the innermost */
   } else {
     while (kept && regions.ids[kept - 1] != id) kept--; /* regions above it ended unseen */
-    if (kept) depth = kept - 1;                         /* not found at all: it was never entered here */
+    if (!kept) return;                                  /* it was never entered here */
+    depth = kept - 1;
   }
+  unsigned window = met_window();
   regions.depth = depth;
-  unsigned window = open_window();
-  if (window && regions.window == window && regions.attached == atomic_load(&attach_number))
-    pop_pushed(depth < regions.pushed ? depth : regions.pushed);
+  atomic_store_explicit(&regions.innermost, innermost(), memory_order_relaxed);
+  if (!window) return;
+  pop_pushed(depth < regions.pushed ? depth : regions.pushed);
+  push_missing();
 }
 
 void pasta_live_replace(uint64_t id) {
-  unsigned window = open_window();
-  if (window && regions.window == window && regions.attached == atomic_load(&attach_number)) pop_pushed(0);
+  if (!regions.listed) list_thread();
+  if (met_window()) pop_pushed(0);
   regions.depth = 0;
   pasta_live_enter(id);
 }
@@ -350,7 +415,24 @@ uint32_t pasta_live_depth(void) { return regions.depth; }
 
 void pasta_live_window(int open) {
   unsigned now = atomic_load(&window_number);
-  if ((int)(now & 1u) != (open != 0)) atomic_store_explicit(&window_number, now + 1, memory_order_release);
+  if ((int)(now & 1u) == (open != 0)) return;
+  pthread_mutex_lock(&pool.lock);
+  if (open) {
+    edge_count = 0;
+  } else { /* threads that have not met this window were in the same region all the time */
+    for (region_state *state = all_regions; state; state = state->next)
+      if (atomic_load(&state->window) != now) add_edge(state->thread, atomic_load(&state->innermost), UINT64_MAX);
+  }
+  pthread_mutex_unlock(&pool.lock);
+  atomic_store_explicit(&window_number, now + 1, memory_order_release);
+}
+
+uint32_t pasta_live_edges(pasta_edge *out, uint32_t most) {
+  pthread_mutex_lock(&pool.lock);
+  uint32_t count = edge_count < most ? edge_count : most;
+  memcpy(out, edges, count * sizeof *out);
+  pthread_mutex_unlock(&pool.lock);
+  return count;
 }
 
 /* ---- detaching ---- */

@@ -16,6 +16,13 @@ typedef struct {
   uint64_t walk_mismatches;  /* our record sizes disagreed with CUPTI's own walker */
 } pasta_live_counts;
 
+/* Until when a thread was in a region that CUPTI did not know of, in the last window. */
+typedef struct {
+  uint64_t id;
+  uint64_t until; /* ns, wall clock; UINT64_MAX = to the window's end */
+  uint32_t thread;
+} pasta_edge;
+
 /* 0, or an error text in message. */
 int pasta_live_load(const char *path, char *message, size_t size);
 uint32_t pasta_live_version(void);
@@ -34,6 +41,7 @@ void pasta_live_leave(uint64_t id);
 void pasta_live_replace(uint64_t id);
 uint32_t pasta_live_depth(void);
 void pasta_live_window(int open);
+uint32_t pasta_live_edges(pasta_edge *out, uint32_t most);
 /* Detach CUPTI from the process, as a tool must: from inside the end of a CUDA call that the program makes. 0 = done,
    1 = no CUDA call came within the time and CUPTI is still attached, else CUPTI's error (39: another subscriber). */
 int pasta_live_detach(unsigned timeout_ms);

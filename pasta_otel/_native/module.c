@@ -380,6 +380,21 @@ static PyObject *native_window(PyObject *module, PyObject *arg) {
   Py_RETURN_NONE;
 }
 
+static PyObject *native_edges(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  uint32_t most = 4096;
+  pasta_edge *edges = malloc(most * sizeof *edges);
+  PyObject *result = PyList_New(0);
+  uint32_t count = edges ? pasta_live_edges(edges, most) : 0;
+  for (uint32_t i = 0; result && i < count; i++) {
+    PyObject *edge = Py_BuildValue("(IKK)", edges[i].thread, edges[i].id, edges[i].until);
+    if (!edge || PyList_Append(result, edge) != 0) Py_CLEAR(result);
+    Py_XDECREF(edge);
+  }
+  free(edges);
+  return result;
+}
+
 static PyObject *native_mute_calls(PyObject *module, PyObject *arg) {
   (void)module;
   int code, driver = PyObject_IsTrue(arg);
@@ -507,6 +522,7 @@ static PyMethodDef module_methods[] = {
     {"replace", native_replace, METH_O, "replace(id): leave every region of this thread, then enter one."},
     {"depth", native_depth, METH_NOARGS, "depth() -> regions this thread is in."},
     {"window", native_window, METH_O, "window(open): give regions to CUPTI from now on, or no longer."},
+    {"edges", native_edges, METH_NOARGS, "edges() -> [(thread, id, until)]: what threads were in as the window began."},
     {"mute_calls", native_mute_calls, METH_O, "mute_calls(driver): enable that API's kind with every call off."},
     {"timestamp", native_timestamp, METH_NOARGS, "CUPTI's clock, ns."},
     {"detach", native_detach, METH_O, "detach(timeout_ms) -> 0 done, 1 no CUDA call came, else CUPTI's error."},

@@ -210,6 +210,22 @@ class _Seen:
         return self.correlation[at] == wanted, self.value[at]
 
 
+class Edge(NamedTuple):
+    """Until when a thread was in a region that CUPTI did not know of: entered before the window, not touched since.
+
+    Exact, because both times are readings of the same clock by the same thread.
+
+    Attributes:
+        thread: CUPTI's thread id.
+        external_id: The region.
+        until_ns: When the thread first entered or left a region in the window, CUPTI's clock.
+    """
+
+    thread: int
+    external_id: int
+    until_ns: int
+
+
 class Joiner:
     """Joins batch after batch; work that completes in a later batch than its launch still finds it."""
 
@@ -217,8 +233,13 @@ class Joiner:
         self._regions = regions
         self._external, self._calls = _Seen(), _Seen()
 
-    def join(self, batches: Iterable[Rows]) -> Joined:
-        """Join the rows of one window."""
+    def join(self, batches: Iterable[Rows], edges: Sequence[Edge] = ()) -> Joined:
+        """Join the rows of one window.
+
+        Args:
+            batches: Its rows.
+            edges: What threads were in as the window began.
+        """
         rows = list(batches)
         work = _pick(rows, DEVICE_WORK)
         incomplete = (work["start"] == 0) | (work["end"] < work["start"])
@@ -227,6 +248,8 @@ class Joiner:
         external = external[external["detail"] == OUR_EXTERNAL_KIND]
         ids, found, value = self._look_up_regions(external, work)
         started, call_start, launches = self._look_up_calls(calls, work)
+        if edges and not found.all():
+            _apply_edges(edges, calls, work, found, value)
         region, regions, stale = self._resolve(found, value, started, call_start)
         early = started & (work["start"] < call_start)
         worst = int((call_start[early] - work["start"][early]).max()) if early.any() else 0
@@ -275,6 +298,22 @@ class Joiner:
         late[found] = started[found] & (start[found] > limit[inverse])
         region[late] = -1
         return region, regions, int((found & (region < 0)).sum())
+
+
+def _apply_edges(
+    edges: Sequence[Edge], calls: Rows, work: Rows, found: NDArray[np.bool_], value: NDArray[np.uint64]
+) -> None:
+    """Give work without an id the region that its thread was in as the window began, in place."""
+    rows = np.flatnonzero(~found)
+    order = np.argsort(calls["correlation"], kind="stable")
+    at = np.searchsorted(calls["correlation"][order], work["correlation"][rows])
+    known = at < len(order)
+    rows, call = rows[known], calls[order[at[known]]]
+    same = call["correlation"] == work["correlation"][rows]
+    rows, call = rows[same], call[same]
+    for thread, external_id, until in edges:
+        mine = rows[(call["thread"] == thread) & (call["start"] < until) & ~found[rows]]
+        found[mine], value[mine] = True, external_id
 
 
 def _pick(batches: Sequence[Rows], kinds: tuple[int, ...]) -> Rows:

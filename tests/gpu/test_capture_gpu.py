@@ -416,3 +416,29 @@ def test_a_replayed_graph_computes_the_same_while_windows_open_and_close():
     assert facts["records"] > 1000
     assert facts["graphs"] is True
     assert facts["stats"]["detached"] == 0
+
+
+def test_short_windows_over_a_running_program_join_everything():
+    """Also what a thread launches before it enters its first region of the window: joined by CUPTI's thread id."""
+    facts = run(
+        """
+        from benchmarks.gpu.models import WORKLOADS
+        step = WORKLOADS["gpt2-decode-b1"]()
+        for _ in range(20): step()
+        capture, regions = capture_of(), regions_of()
+        joiner, total = Joiner(regions), None
+        regions.enter_request(1, 2)
+        def cycle():
+            assert capture.open(); time.sleep(0.03); capture.close()
+            return joiner.join(capture.drain(), capture.edges()).counts
+        def program():
+            regions.enter(1, 3, "model"); step(); regions.leave(3)
+        for _ in range(10):
+            counts = while_running(cycle, program)
+            total = counts if total is None else total + counts
+        facts.update(work=total.work, linked=total.linked, unlinked=total.unlinked, stale=total.stale, early=total.early,
+                     incomplete=total.incomplete)
+        """
+    )
+    assert facts["linked"] >= 0.999 * facts["work"] > 0
+    assert facts["early"] == 0

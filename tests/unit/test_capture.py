@@ -589,3 +589,45 @@ assert {p.attributes.get(semconv.MODULE_PATH) for p in points} >= {"ranker.0", "
 assert all(p.exemplars for p in points if semconv.MODULE_PATH in p.attributes)
 """,
     )
+
+
+def test_launches_before_a_threads_first_region_of_the_window_are_joined_too(fake_cupti):
+    run_with(
+        fake_cupti,
+        LOADED
+        + """
+import threading, time
+from pasta_otel.gpu.mapping import Joiner, Regions
+regions = Regions(_cupti, time.time_ns)
+regions.recording = True
+go, done, ended = threading.Event(), threading.Event(), threading.Event()
+def quiet(number):  # inside one region all the time, and launches without entering another
+    regions.enter_request(1, number)
+    go.wait(); launch(4); done.set(); ended.wait()
+    regions.leave(number)
+def gone():
+    regions.enter_request(1, 999)
+thread = threading.Thread(target=gone); thread.start(); thread.join()  # its end must not be remembered
+thread = threading.Thread(target=quiet, args=(50,)); thread.start()
+time.sleep(0.05)
+regions.enter_request(1, 60)
+regions.enter(1, 61)
+fake.fake_wall_clock(1)
+capture.open(T3_WINDOW)
+launch(3)  # in 61
+regions.leave(61)
+launch(2)  # in 60
+regions.enter(1, 62); launch(1); regions.leave(62)
+regions.leave(60)
+launch(5)  # in nothing
+go.set(); done.wait()
+capture.close(); ended.set(); thread.join()
+edges = capture.edges()
+assert sorted(edge.external_id for edge in edges) == [50, 61], edges
+joined = Joiner(regions).join(capture.drain(), edges)
+found = {}
+for at in joined.region: found[joined.regions[at].span_id if at >= 0 else None] = found.get(joined.regions[at].span_id if at >= 0 else None, 0) + 1
+assert found == {50: 4, 61: 3, 60: 2, 62: 1, None: 5}, found
+assert capture.open() and capture.edges() == []
+""",
+    )

@@ -6,7 +6,7 @@ import pytest
 from pasta_otel._native import _cupti
 from pasta_otel.gpu.cupti.recording import read_recording
 from pasta_otel.gpu.cupti.rows import ROW, views
-from pasta_otel.gpu.mapping import END_TOLERANCE_NS, GENERATION_NS, JoinCounts, Joiner, Region, Regions
+from pasta_otel.gpu.mapping import END_TOLERANCE_NS, GENERATION_NS, Edge, JoinCounts, Joiner, Region, Regions
 from pasta_otel.testing.cupti import BufferBuilder
 
 RECORDING = Path(__file__).parents[1] / "fixtures" / "cupti" / "h200-cuda13.0.cupti.gz"
@@ -128,6 +128,16 @@ def test_work_without_timestamps_is_counted_and_goes_no_further(regions):
     joined = Joiner(regions).join(rows(BufferBuilder().kernel("a", 0, 0, 1).kernel("b", 5, 6, 2)))
     assert joined.counts.incomplete == 1
     assert joined.counts.work == len(joined.work) == 1
+
+
+def test_an_edge_joins_only_its_own_thread_and_only_until_its_time(regions):
+    regions.enter(1, 100)
+    builder = BufferBuilder()
+    for number, (thread, start) in enumerate([(7, 10), (7, 99), (7, 100), (8, 10)], start=1):
+        builder.call(211, start, start + 1, number, thread=thread).kernel("k", 200 + number, 300, number)
+    builder.kernel("without a call", 200, 300, 77)
+    joined = Joiner(regions).join(rows(builder), [Edge(7, 100, 100), Edge(9, 100, 2**64 - 1)])
+    assert joined.region.tolist() == [0, 0, -1, -1, -1]
 
 
 def test_outside_windows_nothing_is_kept_of_a_region_that_was_left(regions):

@@ -27,6 +27,7 @@ from pasta_otel.gpu.cupti.rows import (
     Rows,
     views,
 )
+from pasta_otel.gpu.mapping import Edge
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class Native(Protocol):
     def enable_call(self, driver: bool, callback_id: int, on: bool, /) -> None: ...  # noqa: D102
     def mute_calls(self, driver: bool, /) -> None: ...  # noqa: D102
     def window(self, open: bool, /) -> None: ...  # noqa: A002, D102
+    def edges(self) -> list[tuple[int, int, int]]: ...  # noqa: D102
     def detach(self, timeout_ms: int, /) -> int: ...  # noqa: D102
     def flush(self, flag: int, /) -> None: ...  # noqa: D102
     def probe(self) -> tuple[int, str, str]: ...  # noqa: D102
@@ -309,6 +311,10 @@ class Capture:
     def drain(self) -> list[Rows]:
         """Return the rows decoded since the last call, as views; let go of them soon, their blocks are a fixed pool."""
         return views(self.ring.take())
+
+    def edges(self) -> list[Edge]:
+        """Return what threads were in as the last window began, for ``Joiner.join``."""
+        return [Edge(*edge) for edge in self._native.edges()]
 
     def names(self) -> list[str]:
         """Return GPU kernel names by name id; the list only grows."""

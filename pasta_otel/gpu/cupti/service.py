@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from pasta_otel.gpu.cupti.capture import T2_WINDOW, T3_WINDOW, Capture, WindowKi
 from pasta_otel.gpu.cupti.rows import Rows
 from pasta_otel.gpu.cupti.spans import DEFAULT_TRACE_LIMIT, GpuSpans
 from pasta_otel.gpu.governor import Governor, WindowCost
-from pasta_otel.gpu.mapping import JoinCounts, Joined, Joiner, Regions
+from pasta_otel.gpu.mapping import Edge, JoinCounts, Joined, Joiner, Regions
 from pasta_otel.model import HistogramPoint, SpanColumns
 
 _log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class GpuCapture:
         self.capture.close()
         self._window_times = (opened, self._now())
         cpu = time.thread_time_ns()
-        joined = self.digest(self.capture.drain())
+        joined = self.digest(self.capture.drain(), self.capture.edges())
         cpu_ns = time.thread_time_ns() - cpu
         nodes = int((joined.work["graph"] != 0).sum())
         switch = self.capture.last_switch_ns
@@ -151,9 +151,9 @@ class GpuCapture:
         elif closed is not None and start_unix_nano >= closed:
             self.governor.calibration.observe(operation, end_unix_nano - start_unix_nano, inside=False)
 
-    def digest(self, batches: Iterable[Rows]) -> Joined:
+    def digest(self, batches: Iterable[Rows], edges: Sequence[Edge] = ()) -> Joined:
         """Join a window's rows to the regions."""
-        joined = self._joiner.join(batches)
+        joined = self._joiner.join(batches, edges)
         self.regions.turn()
         self.counts += joined.counts
         return joined
