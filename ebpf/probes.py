@@ -82,6 +82,12 @@ class Probe:
         return BPF_FOLDER / f"{self.name}.bpf.c"
 
     @property
+    def program_names(self) -> tuple[str, ...]:
+        """Return all programs."""
+        returning = (self.returning,) if self.returning else ()
+        return (*self.uprobe_programs, *returning, *(item.program for item in self.programs))
+
+    @property
     def uprobe_programs(self) -> tuple[str, ...]:
         """Return the programs that take a cookie."""
         return tuple(name for name in (self.entry, self.count) if name)

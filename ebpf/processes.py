@@ -9,12 +9,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pasta_otel.ebpf.hostfiles.files import read_text
 from pasta_otel.ebpf.process_context import ProcessContext, context_address, published_at, read_context
 
 YOUNG_S = 60.0
 YOUNG_EVERY_S, OLD_EVERY_S = 1.0, 15.0
 """How often a process's map is read: often while it starts (imports take their time), rarely later."""
+
+
+def _read(path: Path) -> str | None:
+    """Return a file's text, or None; the readers in ``hostfiles`` would cost 30 ms of imports before attaching."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +132,7 @@ class ProcessTable:
 
     def _start(self, pid: int) -> int | None:
         """Return when a process started, in clock ticks; None when it is gone, or a kernel thread."""
-        text = read_text(self._proc / str(pid) / "stat")
+        text = _read(self._proc / str(pid) / "stat")
         fields = text.rpartition(")")[2].split() if text else []
         return int(fields[19]) if len(fields) > 20 and int(fields[20]) > 0 else None
 
@@ -133,7 +140,7 @@ class ProcessTable:
         """Read a process's map; return whether something changed."""
         young = now - process.first_seen_s < YOUNG_S
         process.next_scan_s = now + (YOUNG_EVERY_S if young else OLD_EVERY_S)
-        maps = read_text(self._proc / str(process.pid) / "maps") or ""
+        maps = _read(self._proc / str(process.pid) / "maps") or ""
         before = (process.context, process.libraries)
         process.address = context_address(maps)
         context = read_context(self._proc, process.pid, process.address) if process.address else None

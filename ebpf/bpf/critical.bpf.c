@@ -82,12 +82,6 @@ int oom_victim(struct tracepoint__oom__mark_victim *args)
     return 0;
 }
 #else
-struct task_struct {
-    int pid;
-    int tgid;
-    int exit_code;
-} __attribute__((preserve_access_index));
-
 /* tracepoint oom:mark_victim; its first field never moved, unlike the arguments behind it */
 struct mark_victim {
     u64 common;

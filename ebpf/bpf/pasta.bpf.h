@@ -57,6 +57,15 @@ typedef __u64 u64;
 #define URETPROBE(name, body)                                                                                           \
     SEC("uretprobe") int name(struct pt_regs *ctx) { return body(ctx); }
 char LICENSE[] SEC("license") = "GPL";
+
+/* the few fields of the kernel's structure that are read; CO-RE finds them where the running kernel has them */
+struct task_struct {
+    int pid;
+    int tgid;
+    int exit_code;
+    unsigned int __state;
+    unsigned in_iowait : 1;
+} __attribute__((preserve_access_index));
 #endif
 
 /* atomic, though the counters are per CPU: a program of another thread may come in between on the same CPU */

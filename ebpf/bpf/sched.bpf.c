@@ -102,12 +102,6 @@ int sched_migrate_task(struct tracepoint__sched__sched_migrate_task *args)
     return 0;
 }
 #else
-struct task_struct {
-    int pid;
-    unsigned int __state;
-    unsigned in_iowait : 1;
-} __attribute__((preserve_access_index));
-
 SEC("tp_btf/sched_switch")
 int BPF_PROG(sched_switch, _Bool preempted, struct task_struct *prev, struct task_struct *next)
 {

@@ -15,7 +15,6 @@ from pasta_otel.ebpf.ports import Link, Refusal, RefusedError, Site, refused
 from pasta_otel.ebpf.probes import OBJECT_FOLDER, Probe
 from pasta_otel.ebpf.syscall import PERF_EVENTS, TRACE_UPROBE_MULTI, link_uprobes, online_cpus, open_perf_event
 
-SHARED_MAPS = ("processes", "aggregates", "settings", "limits", "counts", "events", "critical")
 MULTI_SINCE = (6, 6)
 LOG_SIZE = 1 << 16
 _POINTERS = (
@@ -75,68 +74,59 @@ class CoreLoader:
         self._multi = kernel_version()[:2] >= MULTI_SINCE if multi is None else multi
 
     def load(self, probes: Sequence[Probe]) -> CoreLoaded:
-        """Load the probes' objects; they share their maps."""
+        """Load the probes' programs."""
         try:
             library = self._library or load_libbpf()
         except OSError as error:
             raise RefusedError(Refusal("libbpf_missing", 0, str(error))) from error
-        loaded = CoreLoaded(library, multi=self._multi)
-        try:
-            for probe in probes:
-                self._load_one(loaded, probe)
-        except BaseException:
-            loaded.close()
-            raise
-        if not loaded.objects:
-            raise RefusedError(next(iter(loaded.refusals.values()), Refusal("unknown", 0, "there is nothing to load")))
-        return loaded
-
-    def _load_one(self, loaded: CoreLoaded, probe: Probe) -> None:
-        path = self._folder / f"{probe.name}.{platform.machine()}.bpf.o"
+        path = self._folder / f"pasta.{platform.machine()}.bpf.o"
         if not path.exists():
             text = f"{path.name} was not built: this installation had no clang"
-            loaded.refusals[probe.name] = Refusal("object_missing", errno.ENOENT, text)
-            return
-        loaded.add(probe, path)
+            raise RefusedError(Refusal("object_missing", errno.ENOENT, text))
+        loaded = CoreLoaded(library, multi=self._multi)
+        loaded.add(probes, path)
+        return loaded
 
 
 class CoreLoaded:
-    """Objects in the kernel."""
+    """The object in the kernel."""
 
     loader = "core"
 
     def __init__(self, library: Any, *, multi: bool) -> None:
         self._bpf, self._multi = library, multi
-        self.objects: dict[str, ctypes.c_void_p] = {}
+        self._object: ctypes.c_void_p | None = None
         self.refusals: dict[str, Refusal] = {}
-        self._maps: dict[str, int] = {}
         self._programs: dict[str, ctypes.c_void_p] = {}
         self._links: list[_Attachment] = []
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
-    def add(self, probe: Probe, path: Path) -> None:
-        """Load one object; without the programs that the kernel refuses, if it takes the others."""
-        wanted = [*probe.uprobe_programs, *([probe.returning] if probe.returning else [])]
-        wanted += [item.program for item in probe.programs]
+    def add(self, probes: Sequence[Probe], path: Path) -> None:
+        """Load the probes' programs; without those that the kernel refuses, if it takes others.
+
+        Raises:
+            RefusedError: It takes none.
+        """
+        wanted = {f"{probe.name}/{name}": name for probe in probes for name in probe.program_names}
         try:
-            loaded = self._load(path, wanted)
+            loaded = self._load(path, [*wanted.values()])
         except RefusedError as error:
             if len(wanted) == 1 or error.refusal.reason == "not_privileged":
-                self.refusals[probe.name] = error.refusal
-                return
-        else:
-            self._keep(probe, loaded, wanted)
-            return
-        good = [program for program in wanted if self._loads_alone(probe, path, program)]
-        if good:
-            self._keep(probe, self._load(path, good), good)
+                raise
+            wanted = {key: name for key, name in wanted.items() if self._loads_alone(key, path, name)}
+            if not wanted:
+                raise
+            loaded = self._load(path, [*wanted.values()])
+        self._object = loaded
+        find = self._bpf.bpf_object__find_program_by_name
+        self._programs = {key: ctypes.c_void_p(find(loaded, name.encode())) for key, name in wanted.items()}
 
-    def _loads_alone(self, probe: Probe, path: Path, program: str) -> bool:
+    def _loads_alone(self, key: str, path: Path, program: str) -> bool:
         try:
             self._bpf.bpf_object__close(self._load(path, [program]))
         except RefusedError as error:
-            self.refusals[f"{probe.name}/{program}"] = error.refusal
+            self.refusals[key] = error.refusal
             return False
         return True
 
@@ -153,7 +143,7 @@ class CoreLoaded:
         return opened
 
     def _prepare(self, opened: ctypes.c_void_p, wanted: Sequence[str]) -> list[ctypes.Array[ctypes.c_char]]:
-        """Choose programs, share the maps that are there already, and ask for the verifier's log."""
+        """Choose programs, and ask for the verifier's log."""
         logs = []
         program = ctypes.c_void_p(self._bpf.bpf_object__next_program(opened, None))
         while program:
@@ -165,28 +155,14 @@ class CoreLoaded:
             self._bpf.bpf_program__set_log_buf(program, log, ctypes.c_size_t(LOG_SIZE))
             logs.append(log)
             program = ctypes.c_void_p(self._bpf.bpf_object__next_program(opened, program))
-        for name, fd in self._maps.items():
-            shared = ctypes.c_void_p(self._bpf.bpf_object__find_map_by_name(opened, name.encode()))
-            if shared and self._bpf.bpf_map__reuse_fd(shared, fd):
-                raise _error(f"sharing the map {name}")
         self._logs = logs  # libbpf writes into them while loading
         return logs
-
-    def _keep(self, probe: Probe, loaded: ctypes.c_void_p, programs: Sequence[str]) -> None:
-        self.objects[probe.name] = loaded
-        for name in programs:
-            found = ctypes.c_void_p(self._bpf.bpf_object__find_program_by_name(loaded, name.encode()))
-            self._programs[f"{probe.name}/{name}"] = found
-        if not self._maps:
-            self._maps = {
-                name: self._bpf.bpf_object__find_map_fd_by_name(loaded, name.encode()) for name in SHARED_MAPS
-            }
 
     # -- what is there -------------------------------------------------------------------------------------------------
 
     def map_fd(self, name: str) -> int:
-        """Return a shared map's descriptor."""
-        return self._maps[name]
+        """Return a map's descriptor."""
+        return int(self._bpf.bpf_object__find_map_fd_by_name(self._object, name.encode()))
 
     def program_fds(self) -> Mapping[str, int]:
         """Return the loaded programs' descriptors."""
@@ -274,9 +250,9 @@ class CoreLoaded:
         """Detach and unload."""
         _close_all(self._links)
         self._links.clear()
-        for loaded in self.objects.values():
-            self._bpf.bpf_object__close(loaded)
-        self.objects.clear()
+        if self._object is not None:
+            self._bpf.bpf_object__close(self._object)
+            self._object = None
         self._programs.clear()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.metadata import entry_points
+from typing import Any
 
 import click
 
@@ -25,13 +25,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
 PLUGIN_GROUP = "pasta_otel.commands"
 
 
+def _plugins(name: str | None = None) -> Any:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - 50 ms, which an agent does not have before it attaches
+
+    return entry_points(group=PLUGIN_GROUP) if name is None else entry_points(group=PLUGIN_GROUP, name=name)
+
+
 class LazyGroup(click.Group):
     """Load a subcommand's module only when it is asked for; other distributions add commands by entry point."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return every command's name."""
         del ctx
-        return sorted({*COMMANDS, *(point.name for point in entry_points(group=PLUGIN_GROUP))})
+        return sorted({*COMMANDS, *(point.name for point in _plugins())})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command, importing its module."""
@@ -39,7 +45,7 @@ class LazyGroup(click.Group):
         if cmd_name in COMMANDS:
             command: click.Command = import_module(COMMANDS[cmd_name][0]).command
             return command
-        for point in entry_points(group=PLUGIN_GROUP, name=cmd_name):
+        for point in _plugins(name=cmd_name):
             plugin: click.Command = point.load()
             return plugin
         return None

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from pasta_otel.ebpf.elf import NotElfError, function_offsets
 from pasta_otel.ebpf.hostfiles import find_cgroup
 from pasta_otel.ebpf.hostfiles.files import read_text
-from pasta_otel.ebpf.probes import BPF_FOLDER, OBJECT_FOLDER
+from pasta_otel.ebpf.probes import OBJECT_FOLDER
 from pasta_otel.ebpf.processes import ProcessTable
 from pasta_otel.ebpf.return_probes import return_probes_refusal
 from pasta_otel.ebpf.start_reason import HELP, lockdown_reason, read_lockdown
@@ -347,11 +347,10 @@ def bcc(world: World) -> Capability:
 
 def ebpf_objects(world: World) -> Capability:
     """The compiled host probes, for this architecture."""
-    names = sorted(path.name.removesuffix(".bpf.c") for path in BPF_FOLDER.glob("*.bpf.c"))
-    lacking = [name for name in names if not (OBJECT_FOLDER / f"{name}.{world.machine}.bpf.o").exists()]
-    if lacking or not names:
-        return missing("ebpf_objects", f"not built: {', '.join(lacking)}", HELP["object_missing"])
-    return there("ebpf_objects", ", ".join(names))
+    path = OBJECT_FOLDER / f"pasta.{world.machine}.bpf.o"
+    if not path.exists():
+        return missing("ebpf_objects", f"no {path.name} in this installation", HELP["object_missing"])
+    return there("ebpf_objects", path.name)
 
 
 def kernel_headers(world: World) -> Capability:
