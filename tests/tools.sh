@@ -16,3 +16,15 @@ fetch() { # fetch PROGRAM PACKAGE
 }
 fetch prometheus prometheus
 fetch prometheus-alertmanager prometheus-alertmanager
+# rotel's program is linked with libpython, which Debian keeps apart from python3
+rotel=$(compgen -G '.venv/lib/python3*/site-packages/rotel/rotel-agent' || true)
+if [[ -n $rotel ]] && ! "$rotel" --version >/dev/null 2>&1; then
+  version=$(.venv/bin/python -c 'import sys; print("{}.{}".format(*sys.version_info))')
+  fetch rotel-agent "libpython$version"
+  folder=$(find "$PWD/$tools/root" -name "libpython$version.so.1.0" -printf '%h' -quit 2>/dev/null || true)
+  if [[ -n $folder ]]; then
+    mkdir -p "$tools/root/usr/bin"
+    printf '#!/bin/sh\nLD_LIBRARY_PATH=%q exec %q "$@"\n' "$folder" "$PWD/$rotel" >"$tools/root/usr/bin/rotel-agent"
+    chmod +x "$tools/root/usr/bin/rotel-agent"
+  fi
+fi
