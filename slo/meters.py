@@ -23,6 +23,7 @@ from pasta_otel.slo.spec.model import SLO
 
 BACKFILL_SLICES = 10_000  # asked for in one tick by all SLOs; the newest first, so that burn rates are right at once
 FEWEST_SLICES = 60
+FRESH_SLICES, RETRY_TICKS = 2, 60  # newer slices without data are asked for at every tick, older ones now and then
 
 
 class BudgetMeter(Protocol):
@@ -65,6 +66,8 @@ class _Slices:
         self.bad: dict[int, float] = {}
         self.idle: set[int] = set()
         self._asked: list[int] = []
+        self._ticks = 0
+        self._again: dict[int, int] = {}  # older slices without data, and the tick at which they are asked for again
 
     def indices(self, windows: Sequence[TimeWindow]) -> list[range]:
         """Return the slices of every window: as many finished ones as it is long, and at least one.
@@ -87,13 +90,18 @@ class _Slices:
         for index in [index for index in self.bad if index < first]:
             del self.bad[index]
             self.idle.discard(index)
+        self._ticks += 1
+        self._again = {index: tick for index, tick in self._again.items() if index >= first}
         self._asked = list(
-            islice((index for index in range(last - 1, first - 1, -1) if index not in self.bad), self._backfill)
+            islice((index for index in range(last - 1, first - 1, -1) if self._wanted(index)), self._backfill)
         )
         return [
             CountRequest(self.slo.sli, TimeWindow(index * self.slice_ns, (index + 1) * self.slice_ns))
             for index in self._asked
         ]
+
+    def _wanted(self, index: int) -> bool:
+        return index not in self.bad and self._again.get(index, 0) <= self._ticks
 
     def learn(self, answers: Iterable[EventCounts]) -> EventCounts | None:
         """Remember answers; return the first failure, whose slice stays unknown and is asked for again."""
@@ -106,6 +114,8 @@ class _Slices:
                 self.bad[index] = self._bad_share(answer)
             else:
                 failed = failed or answer
+                if index < max(self._asked) - FRESH_SLICES:
+                    self._again[index] = self._ticks + RETRY_TICKS
         return failed
 
     def _bad_share(self, counts: EventCounts) -> float:

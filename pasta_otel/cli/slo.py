@@ -24,7 +24,7 @@ from pasta_otel.config import load_settings
 from pasta_otel.errors import InputError, MissingError
 from pasta_otel.slo.controller import DEFAULT_GRACE_NS, Parts, SLOController
 from pasta_otel.slo.history import with_history
-from pasta_otel.slo.page import duration_words, page
+from pasta_otel.slo.page import duration_words, page, worst_pair
 from pasta_otel.slo.periods import length_ns
 from pasta_otel.slo.report import evaluation_to_json
 from pasta_otel.slo.rules.build import build
@@ -185,21 +185,24 @@ def exit_code(states: list[dict[str, Any]]) -> int:
 
 def states_table(states: list[dict[str, Any]]) -> Table:
     """Return the states as a table for people."""
-    table = Table(title="Service level objectives")
-    for heading in ("SLO", "service", "objective", "verdict", "budget left", "burn rate", "why", "owner"):
-        table.add_column(heading)
+    table = Table(title="Service level objectives", expand=False)
+    for heading in ("SLO", "verdict", "budget left", "burn rate", "why"):
+        table.add_column(heading, overflow="fold")
     for state in states:
         table.add_row(
-            Text(state["name"]),
-            Text(state["service"]),
-            f"{state['objective'] * 100:g} %",
+            _name_text(state),
             _verdict_text(state),
             _budget_text(state["budget"]),
             _burn_text(state["burn_rates"]),
             Text(_why(state)),
-            Text(str(state["annotations"].get("owner", ""))),
         )
     return table
+
+
+def _name_text(state: dict[str, Any]) -> Text:
+    owner = state["annotations"].get("owner")
+    about = [state["service"], f"{state['objective'] * 100:.10g} %", *([str(owner)] if owner else [])]
+    return Text(state["name"]).append("\n" + ", ".join(about), style="dim")
 
 
 def _verdict_text(state: dict[str, Any]) -> Text:
@@ -223,13 +226,16 @@ def _budget_text(budget: dict[str, Any]) -> str:
 
 
 def _burn_text(rates: list[dict[str, Any]]) -> str:
+    """Return the pairs that burn, or else the one nearest to its factor; ``--json`` has them all."""
+    nearest = worst_pair(rates)
+    shown = [rate for rate in rates if rate["active"]] or ([nearest] if nearest is not None else [])
     parts = [
         f"{rate['long_window']}/{rate['short_window']} "
         + " / ".join("-" if value is None else f"{value:.2f}" for value in (rate["long"], rate["short"]))
-        + f" (>{rate['factor']:g})"
-        for rate in rates
+        + f" (>{rate['factor']:.4g})"
+        for rate in shown
     ]
-    return "\n".join(parts)
+    return "\n".join(parts) or "-"
 
 
 def _why(state: dict[str, Any]) -> str:

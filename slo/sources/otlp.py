@@ -24,6 +24,7 @@ NS_PER_SECOND = 1_000_000_000
 DELTA, CUMULATIVE = 1, 2  # opentelemetry.proto.metrics.v1.AggregationTemporality
 _NO_RECORDED_VALUE = 1
 MAX_SERIES = 100_000
+ENDED_NS, FORGET_EVERY_NS = 24 * 3600 * NS_PER_SECOND, 60 * NS_PER_SECOND
 FORGET_FROM = 1024
 HISTOGRAMS = ("histogram", "exponential_histogram")
 BOUND_ROUNDING = 1e-12  # of a bound's logarithm: floating point
@@ -150,6 +151,7 @@ class OtlpSource:
         self._growth = {selector: _Growth() for selector in selectors}
         self._last: dict[tuple[Any, ...], tuple[int, int, float]] = {}
         self._born_ns = clock.unix_nano()
+        self._next_forgetting_ns = 0
         self._lock = threading.Lock()
 
     # ---- in
@@ -185,10 +187,12 @@ class OtlpSource:
             return "future"
         if point.time_ns < now - self._limits.retention_ns:
             return "late"
+        if not math.isfinite(point.value) or point.value < 0:
+            return "invalid"  # one NaN would stay in every later sum
         last = self._last.get((selector, *point.key))
         if last is not None and point.time_ns <= last[1]:
             return "out_of_order"
-        if last is None and len(self._last) >= MAX_SERIES:
+        if last is None and len(self._last) >= MAX_SERIES and not self._forgot_series(now):
             return "too_many_series"
         self._last[selector, *point.key] = (point.start_ns, point.time_ns, point.value)
         growth.newest_ns = max(growth.newest_ns, point.time_ns)
@@ -197,16 +201,26 @@ class OtlpSource:
         growth.forget(now - self._limits.retention_ns)
         return ""
 
+    def _forgot_series(self, now: int) -> bool:
+        """Make room by forgetting series that ended long ago: pods come and go for as long as we run."""
+        if now < self._next_forgetting_ns:
+            return False
+        self._next_forgetting_ns = now + FORGET_EVERY_NS
+        self._last = {key: last for key, last in self._last.items() if last[1] >= now - ENDED_NS}
+        return len(self._last) < MAX_SERIES
+
     def _grown(self, growth: _Growth, point: _Point, last: tuple[int, int, float] | None) -> float:
         """Return by how much a series grew.
 
         A cumulative series seen for the first time counts whole if it began while we were watching; what it had counted
-        before that happened at times that we do not know. One that restarted counts whole.
+        before that happened at times that we do not know: so it is with one that began so long ago that we may have
+        forgotten it. One that restarted counts whole.
         """
         if point.temporality == DELTA:
             return point.value
         if last is None:
-            return point.value if point.start_ns >= self._born_ns else 0.0
+            known_since = max(self._born_ns, self._clock.unix_nano() - ENDED_NS)
+            return point.value if point.start_ns >= known_since else 0.0
         restarted = point.value < last[2] or (point.start_ns > last[0] and point.start_ns >= last[1])
         growth.resets += restarted
         return point.value if restarted else point.value - last[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -66,3 +67,31 @@ def test_a_controller_without_slo_files_says_which_option_is_missing() -> None:
     _, err = process.communicate(timeout=30)
     assert process.returncode == 2
     assert "--slo" in err
+
+
+def test_the_page_of_a_running_controller_plots_what_it_has_seen(tmp_path: Path) -> None:
+    (tmp_path / "slo.yaml").write_text(SPEC)
+    environ = {"PATH": "/usr/bin:/bin", "PASTA_PROMETHEUS_URL": "http://127.0.0.1:9"}
+    process = start("--slo", str(tmp_path / "slo.yaml"), "--api-port", "0", "--tick", "0.1", environ=environ)
+    try:
+        assert process.stdout is not None
+        api = json.loads(process.stdout.readline())["api"]
+        points: list[dict[str, object]] = []
+        while len(points) < 3:
+            with urllib.request.urlopen(f"{api}/api/v1/slos/history", timeout=10) as answer:
+                points = json.load(answer)["history"].get("checkout", [])
+        assert points[0]["remaining"] is None
+        asked = subprocess.run(
+            [sys.executable, "-m", "pasta_otel", "slo", "status", "--server", api, "--html", str(tmp_path / "p.html")],
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+        assert asked.returncode == 3
+        text = (tmp_path / "p.html").read_text()
+        assert re.search(r"As of 20\d\d-", text)
+        assert "Over time" in text
+        assert "budget left: no data" in text
+    finally:
+        process.kill()
+        process.communicate()

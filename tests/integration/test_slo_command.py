@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from pasta_otel import cli
-from pasta_otel.cli.slo import command
+from pasta_otel.cli.slo import command, states_table
 from pasta_otel.slo.controller import Parts, SLOController
 from pasta_otel.slo.report import evaluation_to_json
 from pasta_otel.slo.spec.load import load
@@ -142,3 +144,52 @@ def test_help_names_every_subcommand():
     text = CliRunner().invoke(command, ["--help"]).output
     assert "validate" in text
     assert "status" in text
+
+
+class Odd(BaseHTTPRequestHandler):
+    """Answers what it is told to, which no controller would."""
+
+    body = b""
+
+    def do_GET(self) -> None:
+        self.wfile.write(self.body)
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", 3),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{}", 2),
+        (b"HTTP/1.1 200 OK\r\n\r\n<html>", 2),
+        (b"HTTP/1.1 200 OK\r\n\r\n[]", 2),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"slos": {}}', 2),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"slos": [7]}', 2),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"slos": [{"name": "x", "verdict": "fine"}]}', 2),
+    ],
+)
+def test_what_is_no_controller_is_said_to_be_none(capsys, body, code):
+    listener = HTTPServer(("127.0.0.1", 0), type("Told", (Odd,), {"body": body}))
+    threading.Thread(target=listener.handle_request, daemon=True).start()
+    try:
+        found, _, err = pasta(capsys, "status", "--server", f"http://127.0.0.1:{listener.server_address[1]}")
+    finally:
+        listener.server_close()
+    assert found == code
+    assert err.startswith("pasta-otel: ")
+    assert "Traceback" not in err
+
+
+def test_square_brackets_in_a_reason_are_words_not_markup():
+    state = {
+        "name": "a[/b]", "service": "[red]", "objective": 0.99, "verdict": "no_data", "reason": "invalid",
+        "detail": "bad_data: unexpected [/x] in [5m]", "burn_rates": [], "attribution": None, "annotations": {"owner": "[/]"},
+        "budget": {"remaining": None, "coverage": 1.0, "exhausted_in_seconds": None},
+    }  # fmt: skip
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(states_table([state]))
+    text = console.export_text()
+    for words in ("a[/b]", "[red]", "unexpected [/x] in [5m]", "[/]"):
+        assert words in text

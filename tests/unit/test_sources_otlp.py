@@ -13,6 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from pasta_otel.exporters.ledger import POINTS, Ledger
 from pasta_otel.model import CountRequest, TimeWindow
 from pasta_otel.slo.budget import checked
+from pasta_otel.slo.sources import otlp
 from pasta_otel.slo.sources.otlp import CUMULATIVE, DELTA, OtlpLimits, OtlpSource
 from pasta_otel.slo.spec.load import check
 from pasta_otel.slo.spec.model import OtlpSLI, PointSelector
@@ -297,3 +298,46 @@ def test_what_is_older_than_the_retention_is_forgotten_and_the_rest_still_counts
     growth = source._growth[TOTAL]
     assert len(growth.times) <= 2000 + 1024
     assert count(source, T0 + 3500 * SECOND, T0 + 5000 * SECOND).total == 1500
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -1.0])
+@pytest.mark.parametrize("temporality", [DELTA, CUMULATIVE])
+def test_a_number_that_is_no_count_is_dropped_and_poisons_nothing(value, temporality):
+    ledger = Ledger(["slo"], names=POINTS)
+    clock = Clock()
+    source = OtlpSource([SLI], clock, ledger)
+    bad = sums([(200, T0, T0 + 10 * SECOND, 0)], temporality)
+    request = ExportMetricsServiceRequest.FromString(bad.body)
+    request.resource_metrics[0].scope_metrics[0].metrics[0].sum.data_points[0].as_double = value
+    ledger.receive(1)
+    source.offer_points(SimpleNamespace(body=request.SerializeToString(), points=1))
+    ledger.receive(1)
+    source.offer_points(sums([(200, T0, T0 + 20 * SECOND, 7)], temporality))
+    assert count(source, T0, T0 + 30 * SECOND).total == 7
+    assert dict(ledger.snapshot().sinks["slo"].dropped) == {"invalid": 1}
+
+
+def test_series_that_ended_make_room_for_new_ones(monkeypatch):
+    monkeypatch.setattr(otlp, "MAX_SERIES", 3)
+    clock = Clock()
+    source = OtlpSource([OtlpSLI(PointSelector("http.server.requests"), bad=BAD)], clock)
+    total = PointSelector("http.server.requests")
+
+    def pod(name: str, value: int) -> None:
+        source.offer_points(sums([(200, clock.now - 10 * SECOND, clock.now, value)], service=name))
+
+    def events() -> float:
+        window = TimeWindow(clock.now - 3600 * SECOND, clock.now)
+        return source.counts([CountRequest(OtlpSLI(total, bad=BAD), window)], clock.now)[0].total
+
+    for number in range(3):
+        clock.now += 60 * SECOND
+        pod(f"old-{number}", 5)
+    clock.now += 60 * SECOND
+    pod("one-too-many", 5)
+    assert events() == 15
+    clock.now += 25 * 3600 * SECOND
+    pod("new", 4)
+    assert events() == 4
+    source.offer_points(sums([(200, T0 + 50 * SECOND, clock.now, 9)], service="old-0"))
+    assert events() == 4  # it began so long ago that its 5 may have been counted already
