@@ -62,6 +62,19 @@ result["peak_bytes"] = int(peak.split()[1]) * 1024
 print(json.dumps(result))
 """
 
+COMMAND = """
+import json, sys, time
+from pasta_otel.cli import main
+began = time.perf_counter()
+try:
+    main(["import", sys.argv[1], "--to", sys.argv[2], "--store", sys.argv[3], "--quiet"])
+except SystemExit as stop:
+    code = stop.code
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+result = {"seconds": time.perf_counter() - began, "exit": code, "peak_bytes": int(peak.split()[1]) * 1024}
+print(); print(json.dumps(result))
+"""
+
 _OP = """  {{
     "ph": "X", "cat": "cpu_op", "name": "{name}", "pid": 4242, "tid": {tid},
     "ts": {ts}.{frac:03d}, "dur": {dur}.{frac:03d},
@@ -162,6 +175,8 @@ def run(windows: int = WINDOWS, large_bytes: int = LARGE_BYTES, hta: Path = HTA_
         large_events = write(path, size=large_bytes)
         large_size = path.stat().st_size
         large = [measure(sys.executable, OURS, str(path), "read") for _ in range(windows)]
+        store = str(Path(folder) / "store.duckdb")
+        command = {to: measure(sys.executable, COMMAND, str(path), to, store) for to in ("json", "store")}
     medians = {
         name: statistics.median(window["seconds"] for window in windows_)
         for name, windows_ in taken.items()
@@ -181,6 +196,7 @@ def run(windows: int = WINDOWS, large_bytes: int = LARGE_BYTES, hta: Path = HTA_
             "peak_bytes": max(window["peak_bytes"] for window in large),
             "bar_peak_bytes": BAR_BYTES,
             "windows": large,
+            "command": command,
         },
         "windows": taken,
         "machine": {"platform": platform.platform(), "cpus": os.cpu_count(), "python": platform.python_version()},

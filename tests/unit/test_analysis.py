@@ -192,6 +192,28 @@ def test_gpu_time_by_module_names_the_frames_around_the_launch():
     assert known / sum(entry.total_ns for entry in found) > 0.9
 
 
+def test_backward_work_belongs_to_the_module_of_its_forward_op(tmp_path):
+    """As torch.profiler writes it: the backward op has the forward op's sequence number and names its thread."""
+
+    def event(cat, name, tid, ts, dur, **args):
+        return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+    forward, backward = {"Sequence number": 7, "Fwd thread id": 0}, {"Sequence number": 7, "Fwd thread id": 1}
+    events = [
+        event("python_function", "nn.Module: Linear_0", 1, 0, 50),
+        event("cpu_op", "aten::addmm", 1, 10, 20, **{"External id": 1, **forward}),
+        event("cpu_op", "AddmmBackward0", 2, 100, 50, **{"External id": 2, **backward}),
+        event("cpu_op", "aten::mm", 2, 110, 20, **{"External id": 3}),
+        event("cuda_runtime", "cudaLaunchKernel", 2, 115, 5, correlation=9),
+        event("kernel", "gemm", 7, 130, 40, correlation=9, device=0, stream=7, **{"External id": 3}),
+    ]
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
+    timeline = read_trace(tmp_path / "t.json").timeline
+    links = link(timeline)
+    assert [(entry.name, entry.total_ns) for entry in by_module(timeline, links)] == [("Linear_0", 40_000)]
+    assert [entry.name for entry in by_op(timeline, links)] == ["aten::mm"]
+
+
 @pytest.mark.parametrize(
     ("name", "waits"),
     [

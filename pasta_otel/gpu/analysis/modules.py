@@ -1,4 +1,7 @@
-"""GPU time by torch module: from the op's own module path, else from the ``nn.Module`` frames around its launch."""
+"""GPU time by torch module: from the op's own module path, else from the ``nn.Module`` frames around its launch.
+
+Backward work has no such frames: it gets the module of the forward op that autograd numbered alike.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pasta_otel.gpu.analysis.link import Links, innermost
-from pasta_otel.gpu.analysis.timeline import OpKind, Timeline
+from pasta_otel.gpu.analysis.timeline import NO_SEQUENCE, OpKind, Ops, Timeline
 
 MODULE_PREFIX = "nn.Module: "
 """How torch.profiler names a module's call, with ``with_modules`` or ``with_stack``."""
@@ -48,8 +51,23 @@ def module_of(timeline: Timeline, links: Links) -> NDArray[np.int64]:
     if not is_module.any():
         return said
     frame = innermost(ops, links.calls["thread"], links.calls["start"], is_module)
-    of_call = np.concatenate([np.where(frame >= 0, ops["name"][frame], 0).astype(np.int64), [0]])
-    return np.where(said > 0, said, of_call[links.call])
+    of_call = np.where(frame >= 0, ops["name"][frame], 0).astype(np.int64)
+    of_call = np.where(of_call > 0, of_call, _of_forward(ops, links, is_module))
+    return np.where(said > 0, said, np.concatenate([of_call, [0]])[links.call])
+
+
+def _of_forward(ops: Ops, links: Links, is_module: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return for each API call of the backward pass the module of the forward op with the same sequence number."""
+    numbered = (ops["sequence"] >= 0) & (ops["kind"] == OpKind.OP)
+    backward, forward = numbered & ops["backward"], np.flatnonzero(numbered & ~ops["backward"])
+    if not len(forward) or not backward.any():
+        return np.zeros(len(links.calls), np.int64)
+    frame = innermost(ops, ops["thread"][forward], ops["start"][forward], is_module)
+    known = forward[frame >= 0]
+    names = dict(zip(ops["sequence"][known].tolist(), ops["name"][frame[frame >= 0]].tolist(), strict=True))
+    around = innermost(ops, links.calls["thread"], links.calls["start"], backward)
+    sequences = np.where(around >= 0, ops["sequence"][around], NO_SEQUENCE)
+    return np.array([names.get(sequence, 0) for sequence in sequences.tolist()], np.int64)
 
 
 def _module_names(timeline: Timeline) -> NDArray[np.int64]:

@@ -17,16 +17,19 @@ OP: Final = np.dtype(
         ("start", "<u8"),  # ns on the rows' clock
         ("end", "<u8"),
         ("external", "<i8"),  # the id that GPU work names it by; 0 = none
+        ("sequence", "<i8"),  # autograd's number of a forward op, which its backward op has too
         ("name", "<u4"),  # Timeline.names
         ("thread", "<u4"),  # Timeline.threads
         ("module", "<u4"),  # Timeline.names: torch module path, 0 = not said
         ("stack", "<u4"),  # Timeline.names: call stack, 0 = not said
         ("dtype", "<u4"),  # Timeline.names: element types of the inputs
         ("kind", "u1"),
+        ("backward", "?"),  # an op of the backward pass
         ("unfinished", "?"),  # begun, but its end is not in the trace: it has no duration
     ]
 )
 """A region of host code: an op, an annotation, or a Python function."""
+NO_SEQUENCE: Final = -1
 
 KNOWN_CALLS: Final = {
     (False, 20): "cudaMalloc",

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pasta_otel.errors import InputError
-from pasta_otel.gpu.analysis.timeline import OP, OpKind
+from pasta_otel.gpu.analysis.timeline import NO_SEQUENCE, OP, OpKind
 from pasta_otel.gpu.cupti.rows import COPY_KINDS, ROW, Kind
 from pasta_otel.gpu.kineto.events import EXACT_TIMES, Args, Event
 from pasta_otel.gpu.kineto.repair import MALFORMED
@@ -186,6 +186,8 @@ class Columns:
         ops["name"] = [self.texts[event.name] for event in events]
         ops["external"] = _external(args)
         ops["thread"] = [self.threads[event.pid, event.tid] for event in events]
+        ops["sequence"] = _integers([a.sequence for a in args], NO_SEQUENCE)
+        ops["backward"] = _integers([a.forward_thread for a in args], 0) > 0
         ops["module"] = [self.texts[a.module] for a in args]
         ops["stack"] = [self.texts[a.call_stack] for a in args]
         ops["dtype"] = [0 if a.input_type is None else self.texts[_types(a.input_type)] for a in args]

@@ -25,7 +25,8 @@ class Args(msgspec.Struct, gc=False):
     node: Number = msgspec.field(default=None, name="graph node id")
     module: Text = msgspec.field(default=None, name="Module Hierarchy")
     call_stack: Text = msgspec.field(default=None, name="Call stack")
-    python_module: Number = msgspec.field(default=None, name="Python module id")
+    sequence: Number = msgspec.field(default=None, name="Sequence number")
+    forward_thread: Number = msgspec.field(default=None, name="Fwd thread id")
     input_type: Any = msgspec.field(default=None, name="Input type")
 
 
