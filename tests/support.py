@@ -40,7 +40,10 @@ def rotel_binary() -> str:
         pytest.skip("rotel is missing: pip install --group test")
     starter = TOOLS / "rotel-agent"
     for program in (binary, starter):
-        if program.exists() and subprocess.run([program, "--version"], check=False, capture_output=True).returncode == 0:
+        if (
+            program.exists()
+            and subprocess.run([program, "--version"], check=False, capture_output=True).returncode == 0
+        ):
             return str(program)
     pytest.skip("rotel does not start, mostly for lack of libpython: run tests/tools.sh")
 
