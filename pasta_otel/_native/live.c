@@ -282,7 +282,7 @@ typedef struct region_state {
   struct region_state *next;
   uint64_t ids[MAX_DEPTH];
   uint32_t depth;  /* may exceed MAX_DEPTH: deeper regions are only counted */
-  uint32_t pushed; /* how many of them CUPTI has, as of `window` and `attached` */
+  atomic_uint pushed; /* how many of them CUPTI has, as of `window` and `attached` */
   unsigned attached;
   atomic_uint window;        /* the last window in which this thread's regions were given to CUPTI */
   _Atomic uint64_t innermost; /* 0 = in none */
@@ -295,12 +295,25 @@ static region_state *all_regions; /* of the living threads that ever entered one
 static pthread_key_t thread_end;
 static pthread_once_t thread_end_once = PTHREAD_ONCE_INIT;
 
-/* What a thread was in when the window opened, until it first entered or left something in it: CUPTI did not know. */
+/* What a thread was in when the window opened, until it first entered or left something in it: CUPTI did not know, or has
+   the ids of an earlier window. */
 static pasta_edge edges[MAX_EDGES];
 static uint32_t edge_count;
 
-static void unlist(void *state) {
+/* With pool.lock held. A thread in no region matters as well, if CUPTI still has ids of an earlier window for it. */
+static void add_edge(region_state *state, uint64_t until) {
+  uint64_t id = atomic_load(&state->innermost);
+  if ((id || atomic_load(&state->pushed)) && edge_count < MAX_EDGES)
+    edges[edge_count++] = (pasta_edge){id, until, state->thread};
+}
+
+/* A thread ends. Its number may be given to another, so that what it was in holds until now and no longer. */
+static void unlist(void *ended) {
+  region_state *state = ended;
   pthread_mutex_lock(&pool.lock);
+  unsigned window = atomic_load(&window_number);
+  if ((window & 1u) && atomic_load(&state->window) != window)
+    add_edge(state, wall_clock());
   for (region_state **at = &all_regions; *at; at = &(*at)->next)
     if (*at == state) {
       *at = (*at)->next;
@@ -322,28 +335,20 @@ static void list_thread(void) {
   pthread_mutex_unlock(&pool.lock);
 }
 
-/* With pool.lock held. */
-static void add_edge(uint32_t thread, uint64_t id, uint64_t until) {
-  if (id && edge_count < MAX_EDGES) edges[edge_count++] = (pasta_edge){id, until, thread};
-}
-
 static uint64_t innermost(void) {
   uint32_t kept = regions.depth < MAX_DEPTH ? regions.depth : MAX_DEPTH;
   return kept ? regions.ids[kept - 1] : 0;
 }
 
 static void pop_pushed(uint32_t down_to) {
-  while (regions.pushed > down_to) {
-    cupti.pop(EXTERNAL_KIND, NULL);
-    regions.pushed--;
-  }
+  for (unsigned pushed = regions.pushed; pushed > down_to; regions.pushed = --pushed) cupti.pop(EXTERNAL_KIND, NULL);
 }
 
 /* The first enter or leave of this thread in a window: say what it was in until now, and begin on CUPTI's stack anew. */
 static void meet_window(unsigned window) {
   uint64_t now = wall_clock();
   pthread_mutex_lock(&pool.lock);
-  add_edge(regions.thread, innermost(), now);
+  add_edge(&regions, now);
   pthread_mutex_unlock(&pool.lock);
   unsigned attached = atomic_load_explicit(&attach_number, memory_order_acquire);
   if (regions.attached != attached) {
@@ -421,7 +426,7 @@ void pasta_live_window(int open) {
     edge_count = 0;
   } else { /* threads that have not met this window were in the same region all the time */
     for (region_state *state = all_regions; state; state = state->next)
-      if (atomic_load(&state->window) != now) add_edge(state->thread, atomic_load(&state->innermost), UINT64_MAX);
+      if (atomic_load(&state->window) != now) add_edge(state, UINT64_MAX);
   }
   pthread_mutex_unlock(&pool.lock);
   atomic_store_explicit(&window_number, now + 1, memory_order_release);

@@ -217,7 +217,7 @@ class Edge(NamedTuple):
 
     Attributes:
         thread: CUPTI's thread id.
-        external_id: The region.
+        external_id: The region; 0 = none, and CUPTI may still say one of an earlier window.
         until_ns: When the thread first entered or left a region in the window, CUPTI's clock.
     """
 
@@ -248,7 +248,7 @@ class Joiner:
         external = external[external["detail"] == OUR_EXTERNAL_KIND]
         ids, found, value = self._look_up_regions(external, work)
         started, call_start, launches = self._look_up_calls(calls, work)
-        if edges and not found.all():
+        if edges:
             _apply_edges(edges, calls, work, found, value)
         region, regions, stale = self._resolve(found, value, started, call_start)
         early = started & (work["start"] < call_start)
@@ -303,17 +303,16 @@ class Joiner:
 def _apply_edges(
     edges: Sequence[Edge], calls: Rows, work: Rows, found: NDArray[np.bool_], value: NDArray[np.uint64]
 ) -> None:
-    """Give work without an id the region that its thread was in as the window began, in place."""
-    rows = np.flatnonzero(~found)
+    """Give work the region that its thread was in as the window began, in place; id 0 takes a stale one away."""
     order = np.argsort(calls["correlation"], kind="stable")
-    at = np.searchsorted(calls["correlation"][order], work["correlation"][rows])
-    known = at < len(order)
-    rows, call = rows[known], calls[order[at[known]]]
+    at = np.searchsorted(calls["correlation"][order], work["correlation"])
+    rows = np.flatnonzero(at < len(order))
+    call = calls[order[at[rows]]]
     same = call["correlation"] == work["correlation"][rows]
     rows, call = rows[same], call[same]
     for thread, external_id, until in edges:
-        mine = rows[(call["thread"] == thread) & (call["start"] < until) & ~found[rows]]
-        found[mine], value[mine] = True, external_id
+        mine = rows[(call["thread"] == thread) & (call["start"] < until)]
+        found[mine], value[mine] = external_id != 0, external_id
 
 
 def _pick(batches: Sequence[Rows], kinds: tuple[int, ...]) -> Rows:

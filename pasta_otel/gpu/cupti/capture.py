@@ -194,11 +194,11 @@ class Capture:
                 self._attached = True
             self._open = what
             try:
+                self._native.window(True)  # first: a thread's region is known for every call that is recorded
                 self._switch(what, on=True)
             except OSError:
                 self._shut()
                 raise
-            self._native.window(True)
             self.windows += 1
             self.last_switch_ns = time.perf_counter_ns() - began
             self.switch_ns += self.last_switch_ns
@@ -249,26 +249,42 @@ class Capture:
             self._foreign = found
 
     def _switch(self, what: WindowKinds, *, on: bool) -> None:
-        native = self._native
-        for kind in what.kinds:
-            native.enable(kind, on)
+        """Switch so that no work is recorded without its call, and no call without its external id."""
+        ids = [kind for kind in what.kinds if kind is Kind.EXTERNAL_CORRELATION]
+        work = [kind for kind in what.kinds if kind is not Kind.EXTERNAL_CORRELATION]
+        if on:
+            self._switch_kinds(ids, on=True)
+            self._switch_calls(what, on=True)
+            self._switch_kinds(work, on=True)
+        else:
+            self._switch_kinds(work, on=False)
+            self._switch_calls(what, on=False)
+            self._switch_kinds(ids, on=False)
+
+    def _switch_kinds(self, kinds: Iterable[Kind], *, on: bool) -> None:
+        for kind in kinds:
+            self._native.enable(kind, on)
+
+    def _switch_calls(self, what: WindowKinds, *, on: bool) -> None:
         apis = () if what.calls == "none" else (Kind.RUNTIME, Kind.DRIVER) if what.driver else (Kind.RUNTIME,)
         for api in apis:
             if what.calls == "all":
-                native.enable(api, on)
+                self._native.enable(api, on)
                 self._muted.discard(api)
                 continue
             if api not in self._muted:
-                native.mute_calls(api is Kind.DRIVER)
+                self._native.mute_calls(api is Kind.DRIVER)
                 self._muted.add(api)
             ids = _DRIVER_WORK if api is Kind.DRIVER else _RUNTIME_WORK
-            _each_call(native, driver=api is Kind.DRIVER, ids=ids, on=on)
+            _each_call(self._native, driver=api is Kind.DRIVER, ids=ids, on=on)
 
     def _shut(self) -> None:
         what, self._open = self._open, None
-        self._native.window(False)
         if what is not None:
             self._switch(what, on=False)
+        # Not before: a region entered now would be unknown to CUPTI, and its launches would be given to the one before.
+        self._native.window(False)
+        if what is not None:
             self._native.flush(0)
 
     def _settle(self) -> int:
