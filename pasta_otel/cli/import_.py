@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pasta_otel.app.importing import SpanTarget
     from pasta_otel.gpu.kineto.ranks import Job
 
+_JSON_NAME = re.compile(r"\.json(\.gz|\.zst)?$")
 FORMATS = ("auto", "kineto", "otlp-json", "jaeger")
 DEFAULT_STORE = "pasta-otel.duckdb"
 DEFAULT_SERVICE = "pytorch"
@@ -55,11 +57,12 @@ def command(  # noqa: PLR0913 - one parameter an option
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Import FILES: PyTorch profiler (Kineto) traces of one job, OTLP JSON, or Jaeger JSON."""
+    """Import FILES (or folders): PyTorch profiler (Kineto) traces of one job, OTLP JSON, or Jaeger JSON."""
     try:
         from pasta_otel.gpu.kineto import ReadOptions  # noqa: PLC0415 - msgspec and numpy are an optional extra
     except ImportError as error:
         raise MissingError(f"{error.name} is not installed", how="pip install 'pasta-otel[gpu]'") from error
+    files = tuple(_expand(files))
     kinds = {path: format_ if format_ != "auto" else _detect(path) for path in files}
     options = ReadOptions(strict=strict, most_rows=max_events)
     profiles = [path for path in files if kinds[path] == "kineto"]
@@ -73,6 +76,18 @@ def command(  # noqa: PLR0913 - one parameter an option
             )
     text = json.dumps(report, indent=2, allow_nan=False) if as_json or to == "json" else "\n".join(_lines(report))
     click.echo(text)
+
+
+def _expand(paths: Sequence[Path]) -> Iterator[Path]:
+    """Yield the files; of a folder those that are JSON by name, compressed or not."""
+    for path in paths:
+        if not path.is_dir():
+            yield path
+            continue
+        inside = sorted(file for file in path.iterdir() if file.is_file() and _JSON_NAME.search(file.name))
+        if not inside:
+            raise InputError("no .json, .json.gz or .json.zst file in this folder", file=str(path))
+        yield from inside
 
 
 def _detect(path: Path) -> str:
@@ -118,7 +133,7 @@ def _report(
     if requests:
         collector = TraceCollector()
         for path in requests:
-            for request in _requests(path, kinds[path], advance):
+            for request in _requests(path, kinds[path], options, advance, report):
                 collector.add(request)
         report["traces"] = collector.document()
     return report
@@ -185,7 +200,7 @@ def _deliver(  # noqa: PLR0913, PLR0917 - what the command was asked
                 for columns in timeline_spans(trace.timeline, python=python):
                     put_columns(target, columns, resource)
         for path in requests:
-            for request in _requests(path, kinds[path], advance):
+            for request in _requests(path, kinds[path], options, advance, report):
                 _put_json(put_json, target, request, path)
     finally:
         report["delivered"] = target.close().as_dict()
@@ -212,11 +227,21 @@ def _put_json(put: Callable[[SpanTarget, bytes], None], target: SpanTarget, requ
         raise InputError(error.message, file=str(path), field=error.field, kind="trace_format") from error
 
 
-def _requests(path: Path, kind: str, advance: Callable[[int], None]) -> Iterator[bytes]:
+def _requests(
+    path: Path, kind: str, options: Any, advance: Callable[[int], None], report: dict[str, Any]
+) -> Iterator[bytes]:
+    """Yield a file's requests; spans left out are counted in the report, with the first one's place."""
     from pasta_otel.gpu.imports.jaeger import read_jaeger  # noqa: PLC0415 - optional extra
     from pasta_otel.gpu.imports.otlp import read_otlp  # noqa: PLC0415
 
-    return read_jaeger(path, advance) if kind == "jaeger" else read_otlp(path, advance)
+    if kind != "jaeger":
+        yield from read_otlp(path, advance)
+        return
+    left_out: list[InputError] = []
+    yield from read_jaeger(path, advance, None if options.strict else left_out)
+    if left_out:
+        entry = {"file": str(path), "spans": len(left_out), "first": left_out[0].message, "field": left_out[0].field}
+        report.setdefault("left_out", []).append(entry)
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
@@ -227,4 +252,6 @@ def _lines(report: dict[str, Any]) -> list[str]:
         odd = [f"{rank[key]} {key}" for key in ("skipped", "partial", "unfinished", "non_finite") if rank[key]]
         lines.append(f"rank {rank['rank']}: {rank['events']} events" + "".join(f", {part}" for part in odd))
     dropped = "".join(f", {count} dropped ({reason})" for reason, count in done["dropped"].items())
+    for entry in report.get("left_out", ()):
+        lines.append(f"{entry['file']}: {entry['spans']} spans left out; the first: {entry['field']}: {entry['first']}")
     return [*lines, f"{done['ok']} of {done['spans']} spans imported{dropped}"]

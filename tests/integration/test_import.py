@@ -60,6 +60,25 @@ def test_formats_may_be_mixed_and_request_traces_get_their_critical_path(capsys)
     assert {part["name"]: part["own_ns"] for part in crisp["critical_path"]}["S1: O1"] == 400_000
 
 
+def test_a_folder_is_all_its_traces(capsys):
+    found = report(capsys, CASES / "K06" / "dir")
+    assert [rank["rank"] for rank in found["profile"]["ranks"]] == [3, 5]
+    assert len(found["import"]["warnings"]) == 2
+
+
+def test_a_bad_jaeger_span_is_left_out_and_named_unless_strict(tmp_path, capsys):
+    document = json.loads(CRISP.read_text())
+    document["data"][0]["spans"][1]["duration"] = "long"
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(document))
+    found = report(capsys, path)
+    assert found["left_out"][0]["field"] == "data[0].spans[1].duration"
+    assert found["traces"]["spans"] == 3
+    code, _, err = imported(capsys, path, "--strict")
+    assert code == 2
+    assert "data[0].spans[1].duration" in err
+
+
 def test_low_coverage_is_marked_in_the_report(capsys):
     found = report(capsys, CASES / "K08" / "trace.json")["profile"]["ranks"][0]["coverage"]
     assert found["attribution_incomplete"] is True

@@ -27,8 +27,16 @@ _OWN_TAGS: Final = frozenset(
 _LARGEST_US = 1 << 54  # 18014398509481984 us, nanoseconds of which fit into 64 bits
 
 
-def read_jaeger(path: Path, progress: Callable[[int], None] | None = None) -> Iterator[bytes]:
+def read_jaeger(
+    path: Path, progress: Callable[[int], None] | None = None, left_out: list[InputError] | None = None
+) -> Iterator[bytes]:
     """Yield one OTLP/JSON request a trace.
+
+    Args:
+        path: The file.
+        progress: Told how many bytes of the file were read since the last call.
+        left_out: Takes the error of each span that has a wrong form, which is then left out; without it the first one
+            is raised.
 
     Raises:
         InputError: It is not a Jaeger trace, or a span has a wrong form; names the field. Kind ``trace_format``.
@@ -37,7 +45,7 @@ def read_jaeger(path: Path, progress: Callable[[int], None] | None = None) -> It
     for line, value in documents(path, progress):
         for place, trace in traces_of(value, str(path), line):
             found = True
-            yield from split_request(_Converter(str(path), line, place, trace).request())
+            yield from split_request(_Converter(str(path), line, place, trace, left_out).request())
     if not found:
         raise InputError("no trace in it: expected data[].spans", file=str(path), kind="trace_format")
 
@@ -69,8 +77,11 @@ def parent_of(span: Mapping[str, Any], trace_id: str) -> str:
 class _Converter:
     """One trace; errors name the place."""
 
-    def __init__(self, file: str, line: int, place: str, trace: Mapping[str, Any]) -> None:
+    def __init__(
+        self, file: str, line: int, place: str, trace: Mapping[str, Any], left_out: list[InputError] | None
+    ) -> None:
         self._file, self._line, self._place, self._trace = file, line, place, trace
+        self._left_out = left_out
 
     def request(self) -> dict[str, Any]:
         """Return the OTLP/JSON request, spans grouped by process and scope."""
@@ -86,8 +97,15 @@ class _Converter:
                 _text(tags, "otel.scope.name", "otel.library.name"),
                 _text(tags, "otel.scope.version", "otel.library.version"),
             )
+            try:
+                converted = self._span(span, tags, where)
+            except InputError as error:
+                if self._left_out is None:
+                    raise
+                self._left_out.append(error)
+                continue
             by_scope = groups.setdefault(str(span.get("processID", "")), {})
-            by_scope.setdefault(scope, []).append(self._span(span, tags, where))
+            by_scope.setdefault(scope, []).append(converted)
         return {"resourceSpans": [_resource_spans(processes.get(key), scopes) for key, scopes in groups.items()]}
 
     def _span(self, span: Mapping[str, Any], tags: Mapping[str, Any], where: str) -> dict[str, Any]:
