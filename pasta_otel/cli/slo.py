@@ -27,7 +27,7 @@ from pasta_otel.slo.history import with_history
 from pasta_otel.slo.page import duration_words, page, worst_pair
 from pasta_otel.slo.periods import length_ns
 from pasta_otel.slo.report import evaluation_to_json
-from pasta_otel.slo.rules.build import build
+from pasta_otel.slo.rules.build import build, refuse_twins
 from pasta_otel.slo.rules.render import dump, render
 from pasta_otel.slo.rules.scenario import promtool_document, read_scenario
 from pasta_otel.slo.sources.remote import fetch_states, with_remote_history
@@ -260,6 +260,7 @@ def rules(ctx: click.Context, paths: tuple[str, ...], windows: str) -> None:
         click.echo(f"{problem.severity}: {problem}", err=True)
     if not groups:
         raise InputError("no SLO in these files can be expressed as rules", file=paths[0])
+    refuse_twins(groups)
     click.echo(render(groups), nl=False)
     ctx.exit(EXIT_NO if refused else EXIT_FINE)
 
@@ -290,6 +291,7 @@ def run_scenario(path: Path, promtool: str) -> tuple[bool, str]:
     scenario = read_scenario(path)
     slos, rows = load(scenario.slo_files).slos, load_windows(scenario.windows)
     groups = [group for slo in slos for group in build(slo, rows, pasta_otel.__version__)]
+    refuse_twins(groups)
     with tempfile.TemporaryDirectory() as folder:
         rules_file, test_file = Path(folder, "rules.yml"), Path(folder, "test.yml")
         rules_file.write_text(render(groups), encoding="utf-8")

@@ -8,7 +8,7 @@ exists; numbers are written from decimals (0.001, not 0.0009999999999999432).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -111,6 +111,19 @@ def build(slo: SLO, windows: BurnRateWindows, version: str) -> list[Group]:
     ]
     alerts = tuple(_alerts(subject))
     return [*groups, Group(f"sloth-slo-alerts-{subject.id}", alerts)] if alerts else groups
+
+
+def refuse_twins(groups: Iterable[Group]) -> None:
+    """Check that no two SLOs come to one ``sloth_id``: Prometheus would load neither.
+
+    Raises:
+        InputError: Naming the group that stands twice.
+    """
+    seen: set[str] = set()
+    for group in groups:
+        if group.name in seen:
+            raise InputError(f"two SLOs make the rule group {group.name}: rename one", kind="duplicate_name")
+        seen.add(group.name)
 
 
 def error_ratio(sli: PrometheusSLI, window_ns: int, text: str) -> str:

@@ -269,3 +269,84 @@ def test_the_alertmanager_example_is_clean_in_amtool():
     example = Path(__file__).parents[2] / "docs" / "reference" / "alertmanager-example.yml"
     done = subprocess.run([need("amtool"), "check-config", str(example)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+POLICIES = """
+apiVersion: openslo/v1
+kind: SLO
+metadata: {name: web-availability, labels: {team: a, "k8s.io/x": c}, annotations: {owner: team-web}}
+spec:
+  service: web
+  budgetingMethod: Occurrences
+  timeWindow: [{duration: 30d, isRolling: true}]
+  indicator: {metadata: {name: i}, spec: {ratioMetric: {counter: true, bad: {metricSource: {type: Prometheus, spec: {query: 'sum(increase(req_total{code="500"}[{{.window}}])) # bad'}}}, total: {metricSource: {type: Prometheus, spec: {query: 'sum(increase(req_total[{{.window}}])) # all'}}}}}}
+  objectives: [{target: 0.99}]
+  alertPolicies:
+    - kind: AlertPolicy
+      metadata: {name: on-call}
+      spec:
+        alertWhenBreaching: true
+        conditions:
+          - kind: AlertCondition
+            metadata: {name: fast}
+            spec: {severity: wake-up, condition: {kind: burnrate, op: gte, threshold: 2, lookbackWindow: 10m, alertAfter: 5m}}
+        notificationTargets: [{kind: AlertNotificationTarget, metadata: {name: mail}, spec: {target: email}}]
+    - kind: AlertPolicy
+      metadata: {name: silent}
+      spec:
+        conditions:
+          - kind: AlertCondition
+            metadata: {name: quiet}
+            spec: {severity: none, condition: {kind: burnrate, op: gt, threshold: 1, lookbackWindow: 1h, alertAfter: 0m}}
+        notificationTargets: [{kind: AlertNotificationTarget, metadata: {name: mail}, spec: {target: email}}]
+"""
+
+
+def test_an_alert_condition_becomes_an_alert_that_waits_for_alert_after(tmp_path):
+    (tmp_path / "slo.yaml").write_text(POLICIES)
+    text = ours(tmp_path / "slo.yaml")
+    series = [('req_total{code="200"}', "0+97x120"), ('req_total{code="500"}', "0x60 0+3x60")]
+    firing = 'ALERTS{alertname="WebAvailabilityOnCallFast",sloth_severity="wake-up",alertstate="%s"}'
+    # a burn rate of 3 x share of the 10 minutes >= 2 after 7 minutes, then 5 more
+    true = [
+        ("66m", f"absent({firing % 'pending'})"),
+        ("69m", f"count({firing % 'pending'})"),
+        ("72m", f"absent({firing % 'firing'})"),
+        ("75m", f"count({firing % 'firing'})"),
+        ("100m", 'absent(ALERTS{alertname=~".*Quiet.*"})'),
+        ("100m", "count(slo:sli_error:ratio_rate10m)"),
+    ]
+    assert promtool_test(tmp_path, text, series, true) == ""
+    labels = {key for group in yaml.safe_load(text)["groups"] for rule in group["rules"] for key in rule["labels"]}
+    assert "team" in labels
+    assert "k8s.io/x" not in labels
+
+
+def test_two_slos_of_one_sloth_id_are_refused(capsys, tmp_path):
+    two = POLICIES + "---" + POLICIES.replace("web-availability", "availability")
+    (tmp_path / "slo.yaml").write_text(two)
+    code, out, err = pasta(capsys, "rules", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert "two SLOs make the rule group sloth-slo-sli-recordings-web-availability" in err
+
+
+def test_a_name_with_quotes_stays_inside_its_string(tmp_path):
+    """OpenSLO v1alpha only warns of such names."""
+    (tmp_path / "slo.yaml").write_text(
+        "apiVersion: openslo/v1alpha\nkind: SLO\nmetadata: {name: 'a\"} or vector(1) # `b`'}\nspec:\n  service: 'w\\eb'\n"
+        "  budgetingMethod: Occurrences\n  timeWindows: [{unit: Day, count: 30, isRolling: true}]\n  objectives:\n"
+        "    - {target: 0.99, ratioMetrics: {good: {source: prometheus, queryType: promql, query: 'sum(increase(g[{{.window}}]))'},"
+        " total: {source: prometheus, queryType: promql, query: 'sum(increase(t[{{.window}}]))'}}}\n"
+    )
+    (tmp_path / "rules.yml").write_text(ours(tmp_path / "slo.yaml"))
+    done = subprocess.run(
+        [need("promtool"), "check", "rules", str(tmp_path / "rules.yml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_absent_data_alerts_within_the_long_window_even_where_a_factor_is_out_of_reach(tmp_path):
+    (tmp_path / "slo.yaml").write_text(POLICIES.replace("target: 0.99", "target: 0.1"))
+    rules = [rule for group in yaml.safe_load(ours(tmp_path / "slo.yaml"))["groups"] for rule in group["rules"]]
+    (absent,) = [rule for rule in rules if rule.get("alert", "").endswith("Absent")]
+    assert absent["for"] == "3600s"
