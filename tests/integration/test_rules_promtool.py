@@ -309,11 +309,11 @@ def test_an_alert_condition_becomes_an_alert_that_waits_for_alert_after(tmp_path
     firing = 'ALERTS{alertname="WebAvailabilityOnCallFast",sloth_severity="wake-up",alertstate="%s"}'
     # a burn rate of 3 x share of the 10 minutes >= 2 after 7 minutes, then 5 more
     true = [
-        ("66m", f"absent({firing % 'pending'})"),
+        ("66m", f"absent(count({firing % 'pending'}))"),
         ("69m", f"count({firing % 'pending'})"),
-        ("72m", f"absent({firing % 'firing'})"),
+        ("72m", f"absent(count({firing % 'firing'}))"),
         ("75m", f"count({firing % 'firing'})"),
-        ("100m", 'absent(ALERTS{alertname=~".*Quiet.*"})'),
+        ("100m", 'absent(count(ALERTS{alertname=~".*Quiet.*"}))'),
         ("100m", "count(slo:sli_error:ratio_rate10m)"),
     ]
     assert promtool_test(tmp_path, text, series, true) == ""
