@@ -17,6 +17,7 @@ from pasta_otel.app.questions import Questions
 from pasta_otel.app.response import response_of
 from pasta_otel.app.selfwatch import SelfTelemetry, build_self_telemetry
 from pasta_otel.app.sources import build_sources, planned_maintenance, watches_points
+from pasta_otel.app.standby import StandbyResponse
 from pasta_otel.app.upstream import forward_config
 from pasta_otel.clock import Clock, SystemClock
 from pasta_otel.config import Settings, load_settings
@@ -27,7 +28,6 @@ from pasta_otel.exporters.forward import Forwarder
 from pasta_otel.exporters.ledger import POINTS, Ledger
 from pasta_otel.exporters.receiver import Receiver, ReceiverConfig
 from pasta_otel.exporters.store.store import DuckDBSpanStore, StoreConfig
-from pasta_otel.slo.actions.response import Response
 from pasta_otel.slo.attribution.engine import AttributionEngine
 from pasta_otel.slo.attribution.question import answerer
 from pasta_otel.slo.controller import Parts, SLOController
@@ -100,10 +100,12 @@ class Sidecar:
             )
             undo.callback(self._sources.close)
             self._receiver = self._build_receiver(points)
-            self._response = response_of(options, self.store, self._clock, self._own.meter, environ)
+            self._leader = FileLeader(Path(options.state_dir) / "slo.lock") if options.state_dir else None
+            if self._leader is not None:
+                undo.callback(self._leader.release)
+            self._response = response_of(options, self.store, self._clock, self._own.meter, environ, self._leader)
             if self._response is not None:
                 undo.callback(self._response.stop)
-            self._leader = FileLeader(Path(options.state_dir) / "slo.lock") if options.state_dir else None
             self._controller = self._build_controller(slos, self._response, self._own)
             self._api = self._build_api(slos)
             undo.pop_all()
@@ -210,7 +212,7 @@ class Sidecar:
         )
 
     def _build_controller(
-        self, slos: Sequence[SLO], response: Response | None, own: SelfTelemetry
+        self, slos: Sequence[SLO], response: StandbyResponse | None, own: SelfTelemetry
     ) -> SLOController | None:
         if not slos:
             return None
@@ -220,7 +222,7 @@ class Sidecar:
             source=self._sources.source,
             examples=self._sources.spans,
             attributor=self._attributor(own),
-            responder=response.engine if response else None,
+            responder=response,
             state=FileState(Path(state_dir) / "slo.json") if state_dir else None,
             meter=own.meter,
             tracer=own.tracer,
@@ -235,7 +237,7 @@ class Sidecar:
 
     def _build_api(self, slos: Sequence[SLO]) -> ApiServer:
         options = self._options
-        engine = self._response.engine if self._response else None
+        engine = self._response
         questions = Questions(self.store, self._controller)
         providers = ApiProviders(
             flags=engine,

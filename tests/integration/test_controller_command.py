@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -95,3 +96,49 @@ def test_the_page_of_a_running_controller_plots_what_it_has_seen(tmp_path: Path)
     finally:
         process.kill()
         process.communicate()
+
+
+def leads(api: str) -> bool:
+    request = urllib.request.Request(
+        f"{api}/api/v1/flags/degrade.x/pin", b'{"value": true, "by": "test", "reason": "who leads"}', method="PUT"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10):
+            return True
+    except urllib.error.HTTPError as error:
+        message = json.load(error)["error"]["message"]
+        return "only watches" not in message
+
+
+def test_of_two_controllers_with_one_state_directory_one_acts_and_the_other_takes_over(tmp_path: Path) -> None:
+    (tmp_path / "slo.yaml").write_text(SPEC)
+    environ = {"PATH": "/usr/bin:/bin", "PASTA_PROMETHEUS_URL": "http://127.0.0.1:9"}
+    arguments = (
+        "--slo",
+        str(tmp_path / "slo.yaml"),
+        "--api-port",
+        "0",
+        "--tick",
+        "0.1",
+        "--state",
+        str(tmp_path / "st"),
+    )
+    processes = [start(*arguments, environ=environ)]
+    try:
+        assert processes[0].stdout is not None
+        first = json.loads(processes[0].stdout.readline())["api"]
+        processes.append(start(*arguments, environ=environ))
+        assert processes[1].stdout is not None
+        second = json.loads(processes[1].stdout.readline())["api"]
+        assert (leads(first), leads(second)) == (True, False)
+        lock = tmp_path / "st" / "slo.lock"
+        assert int(lock.read_text()) == processes[0].pid
+        processes[0].kill()
+        processes[0].wait()
+        while not leads(second):
+            assert processes[1].poll() is None
+        assert int(lock.read_text()) == processes[1].pid
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
