@@ -408,11 +408,12 @@ def test_a_burn_that_could_not_be_written_is_written_as_soon_as_it_can(tmp_path)
 
 
 def test_a_clock_that_is_set_back_does_not_prolong_a_burn():
-    listed = EventListSource(events((60, 0.0), (60, 0.5), (120, 0.0)))
+    ahead = [(START + 10_000 * SECOND - i * SECOND // RATE, True) for i in range(1, 5 * RATE)]
+    listed = EventListSource(events((60, 0.0), (60, 0.5), (120, 0.0)) + ahead)
     controller = SLOController([slo()], DEMO, Parts(listed), grace_ns=0)
     run(controller, 60, 122)
     assert controller.states()[0].verdict == "burning"
-    controller.tick(START + 10_000 * SECOND)  # a step ahead and back again
+    controller.tick(START + 10_000 * SECOND)  # a step ahead, where the short window is below, and back again
     after = run(controller, 124, 135)
     assert after[-1].states[0].verdict == "ok"
 
