@@ -66,7 +66,7 @@ class _Slices:
         self.bad: dict[int, float] = {}
         self.idle: set[int] = set()
         self._asked: list[int] = []
-        self._ticks = 0
+        self._ticks = self._newest = 0
         self._again: dict[int, int] = {}  # older slices without data, and the tick at which they are asked for again
 
     def indices(self, windows: Sequence[TimeWindow]) -> list[range]:
@@ -90,7 +90,7 @@ class _Slices:
         for index in [index for index in self.bad if index < first]:
             del self.bad[index]
             self.idle.discard(index)
-        self._ticks += 1
+        self._ticks, self._newest = self._ticks + 1, last - 1
         self._again = {index: tick for index, tick in self._again.items() if index >= first}
         self._asked = list(
             islice((index for index in range(last - 1, first - 1, -1) if self._wanted(index)), self._backfill)
@@ -114,7 +114,7 @@ class _Slices:
                 self.bad[index] = self._bad_share(answer)
             else:
                 failed = failed or answer
-                if index < max(self._asked) - FRESH_SLICES:
+                if index < self._newest - FRESH_SLICES:
                     self._again[index] = self._ticks + RETRY_TICKS
         return failed
 

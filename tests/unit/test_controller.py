@@ -452,3 +452,15 @@ def test_a_state_file_of_nonsense_is_refused_by_name_not_by_a_crash(tmp_path, te
     (tmp_path / "slo.json").write_text(text)
     with pytest.raises(InputError, match=r"slo\.json"):
         FileState(tmp_path / "slo.json").load()
+
+
+def test_the_state_file_is_replaced_never_written_in_place(tmp_path):
+    """Whoever reads it, or is killed while it is written, has the whole old one or the whole new one."""
+    state = FileState(tmp_path / "slo.json")
+    state.save({})
+    before = (tmp_path / "slo.json").read_text()
+    (tmp_path / "held").hardlink_to(tmp_path / "slo.json")
+    controller = SLOController([slo()], DEMO, Parts(EventListSource(events((60, 0.0))), state=state), grace_ns=0)
+    run(controller, 59, 60)
+    assert (tmp_path / "held").read_text() == before
+    assert (tmp_path / "slo.json").read_text() != before

@@ -255,3 +255,20 @@ def test_many_sliced_slos_share_what_one_tick_asks_for():
     for count, each in ((1, BACKFILL_SLICES), (10, BACKFILL_SLICES // 10), (1000, 60)):
         meters = meters_of([(slices_of("1m", WindowSpec(DurationText(2, "w"))),)] * count)
         assert [len(meter.requests(window)) for meter in meters] == [each] * count
+
+
+@pytest.mark.parametrize(("good", "bad_slices"), [(89, 1), (90, 0), (91, 0)])
+def test_a_slice_is_bad_below_its_target_and_good_exactly_at_it(good, bad_slices):
+    counts = [EventCounts(float(good), 100.0)] + [EventCounts(100.0, 100.0)] * 9
+    assert sliced([part("a", "Timeslices", composite="")], {"a": counts}).bad == bad_slices
+
+
+def test_older_slices_without_data_are_asked_for_now_and_then_not_at_every_tick():
+    meter, window = SliceMeter([part("a", "Timeslices", composite="")]), [TimeWindow(T0, T0 + 10 * MINUTE)]
+    gone, fine = EventCounts(0.0, 0.0, no_data="absent"), EventCounts(1.0, 1.0)
+    asked = []
+    for _ in range(62):
+        requests = meter.requests(window)
+        asked.append(len(requests))
+        meter.measure(window, [gone if r.window.end_unix_nano < T0 + 5 * MINUTE else fine for r in requests])
+    assert asked == [10, *[0] * 59, 4, 0]

@@ -152,3 +152,21 @@ def test_another_api_version_is_one_error_that_names_it(tmp_path, version):
     assert (error.field, error.line, error.kind) == ("apiVersion", 2, "api_version")
     assert repr(version) in error.message
     assert "not supported" in error.message
+
+
+@pytest.mark.parametrize(
+    ("source", "field", "kind"),
+    [
+        ("{type: Prometheus, spec: {}}", "spec", "required"),
+        ("{type: Prometheus, spec: {query: ''}}", "spec.query", "required"),
+        ("{type: Prometheus, spec: {qurey: x}}", "spec.query", "required"),
+        ("{type: Prometheus}", "spec", "required"),
+        ("{spec: {query: x}}", "type", "required"),
+    ],
+)
+def test_a_metric_source_without_a_question_is_refused_at_its_field(tmp_path, source, field, kind):
+    wrong = SPEC.replace("{type: spans, spec: {}}", "{type: Prometheus, spec: {query: good}}").replace(
+        "{type: spans, spec: {service: web}}", source
+    )
+    place = "spec.indicator.spec.ratioMetric.total.metricSource"
+    assert (f"{place}.{field}", kind) in problems(tmp_path, wrong)
