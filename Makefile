@@ -23,8 +23,9 @@ $(VENV)/.torch: $(VENV)/.created constraints.txt
 	$(TORCH_PIP) torch
 	@touch $@
 
+# setuptools warns about folders that lie beside an editable package: that is how this repository is laid out
 $(VENV)/.installed: $(VENV)/.torch $(SOURCES)
-	$(PIP) -e '.[demo,gpu]'
+	PYTHONWARNINGS=ignore $(PIP) -e '.[demo,gpu]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.installed
