@@ -17,6 +17,7 @@ from pasta_otel.slo.spec.document import Cursor, Document, SpecError, parse_docu
 DEFAULT = "google-30d"
 NS_PER_SECOND = 1_000_000_000
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+LONGEST_SECONDS = 10 * 365 * 86_400
 _DURATION = re.compile(r"^([1-9][0-9]*)([smhdw])$")
 _SET = frozenset({"kind", "name", "source", "min_events", "min_bad_events", "hold", "windows"})
 _ROW = frozenset({"severity", "long", "short", "budget_percent"})
@@ -174,10 +175,11 @@ def read_ns(here: Cursor, key: str) -> int:
     """Return a duration field such as ``30s`` or ``1h`` in ns; 1 ns stands in for a wrong one, which is recorded."""
     text = here.text(key, required=True)
     match = _DURATION.match(text)
-    if match:
+    if match and int(match[1]) * _UNITS[match[2]] <= LONGEST_SECONDS:
         return int(match[1]) * _UNITS[match[2]] * NS_PER_SECOND
     if text:
-        here.document.report(f"{here.path}.{key}".lstrip("."), f"{text!r} is not a duration such as 30s or 1h")
+        what = "is longer than ten years" if match else "is not a duration such as 30s or 1h"
+        here.document.report(f"{here.path}.{key}".lstrip("."), f"{text!r} {what}")
     return 1
 
 

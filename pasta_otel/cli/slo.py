@@ -253,6 +253,9 @@ def rules(ctx: click.Context, paths: tuple[str, ...], windows: str) -> None:
     for slo in found.slos:
         try:
             groups += build(slo, rows, pasta_otel.__version__)
+            if slo.window.calendar_start is not None:
+                period = f"a calendar period, which rules cannot express, counts as the last {slo.window.duration.text}"
+                click.echo(f"warning: {slo.file}: {slo.name}: {period}", err=True)
         except InputError as error:
             refused += 1
             click.echo(f"warning: {error}", err=True)

@@ -350,3 +350,12 @@ def test_absent_data_alerts_within_the_long_window_even_where_a_factor_is_out_of
     rules = [rule for group in yaml.safe_load(ours(tmp_path / "slo.yaml"))["groups"] for rule in group["rules"]]
     (absent,) = [rule for rule in rules if rule.get("alert", "").endswith("Absent")]
     assert absent["for"] == "3600s"
+
+
+def test_a_calendar_period_is_written_as_a_rolling_one_and_says_so(capsys, tmp_path):
+    calendar = "{duration: 1M, calendar: {startTime: '2026-01-01 00:00:00', timeZone: Europe/Berlin}}"
+    (tmp_path / "slo.yaml").write_text(POLICIES.replace("{duration: 30d, isRolling: true}", calendar))
+    code, out, err = pasta(capsys, "rules", str(tmp_path))
+    assert code == 0
+    assert "ratio_rate30d" in out
+    assert "a calendar period, which rules cannot express, counts as the last 1M" in err

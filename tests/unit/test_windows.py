@@ -181,3 +181,22 @@ def test_sloths_windows_are_validated(tmp_path, old, new, field):
     with pytest.raises(SpecError) as caught:
         load_windows(str(tmp_path / "w.yaml"))
     assert field in {problem.field for problem in caught.value.problems}
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("long: 99999999999d, short: 5m", "longer than ten years"),
+        ("long: 1h, short: 5x", "not a duration"),
+        ("long: 5m, short: 1h", "short must be shorter than long"),
+        ("long: 2h, short: 10m", "stands twice"),
+    ],
+)
+def test_odd_windows_are_refused(tmp_path, row, words):
+    file = tmp_path / "w.yaml"
+    file.write_text(
+        "kind: BurnRateWindows\nname: odd\nsource: https://example.com\nwindows:\n"
+        f"  - {{severity: page, long: 2h, short: 10m, budget_percent: 2}}\n  - {{severity: page, {row}, budget_percent: 3}}\n"
+    )
+    with pytest.raises(SpecError, match=words):
+        load_windows(str(file))
