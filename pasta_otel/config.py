@@ -62,6 +62,20 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("PASTA_CUPTI_LIBRARY", "cupti_library", "", str, "File of libcupti; empty = the loaded or installed one."),
     Setting(
+        "PASTA_SANITIZER_LIBRARY",
+        "sanitizer_library",
+        "",
+        str,
+        "File of libsanitizer-public.so for `analyze memory`; empty = the CUDA toolkit's or the installed package's.",
+    ),
+    Setting(
+        "PASTA_SANITIZER_PATCH",
+        "sanitizer_patch",
+        "",
+        str,
+        "File of compiled device patches for `analyze memory`; empty = the built-in one, else nvcc compiles them.",
+    ),
+    Setting(
         "PASTA_PUBLISH_CONTEXT",
         "publish_context",
         True,

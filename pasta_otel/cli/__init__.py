@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "slo": ("pasta_otel.cli.slo", "Validate SLO files and show their state."),
     "import": ("pasta_otel.cli.import_", "Import profiler traces, OTLP JSON and Jaeger JSON."),
     "attribute": ("pasta_otel.cli.attribute", "Say why an SLO burns, from a store."),
+    "analyze": ("pasta_otel.cli.analyze", "Analyse a program's GPU kernels while it runs."),
     "doctor": ("pasta_otel.cli.doctor", "Say what this machine can do for pasta-otel."),
 }
 PLUGIN_GROUP = "pasta_otel.commands"

@@ -1,0 +1,152 @@
+"""``pasta-otel analyze memory -- CMD``: run a program while its GPU kernels' memory accesses are counted on the GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from pasta_otel.cli.run import resolve
+from pasta_otel.config import load_settings
+from pasta_otel.errors import InputError, MissingError
+
+if TYPE_CHECKING:
+    from pasta_otel.gpu.memory.report import ProcessResult
+    from pasta_otel.gpu.memory.selection import Selection
+
+IMPOSSIBLE = 3
+_SETTINGS = ("PASTA_SANITIZER_LIBRARY", "PASTA_SANITIZER_PATCH")
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+
+
+@click.group("analyze")
+def command() -> None:
+    """Analyse a program's GPU kernels while it runs."""
+
+
+@command.command("memory", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--kernel", "names", multiple=True, metavar="PATTERN", help="Shell pattern of GPU kernel names; repeats.")
+@click.option("--every", default=1, show_default=True, help="Analyse every N-th launch of each GPU kernel.")
+@click.option("--count", default=10_000, show_default=True, help="Analyse at most so many launches a process.")
+@click.option("--device-memory", default=64, show_default=True, help="MiB of device memory for results, a process.")
+@click.option("--json", "as_json", is_flag=True, help="Report as one JSON document; CMD's stdout goes to stderr.")
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there.")
+@click.argument("command", metavar="CMD [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
+def memory(  # noqa: PLR0913 - one parameter an option
+    *,
+    names: tuple[str, ...],
+    every: int,
+    count: int,
+    device_memory: int,
+    as_json: bool,
+    output: Path | None,
+    command: tuple[str, ...],
+) -> None:
+    """Count on the GPU what each GPU kernel does to memory: coalescing, bank conflicts, divergence, atomics.
+
+    CMD runs in any case and its exit code is ours; where it could not be analysed, a message says why and 3 is
+    returned if CMD returned 0.
+    """
+    words = resolve(command)
+    with tempfile.TemporaryDirectory(prefix="pasta-analyze-") as folder:
+        environ, problem = _prepare(Path(folder), names, every, count, device_memory << 20)
+        code = _run(words, environ, stdout=sys.stderr if as_json and output is None else None)
+        results, problem = ([], problem) if problem else _results(Path(folder))
+    if problem:
+        click.echo(f"pasta-otel: memory not analysed: {problem}", err=True)
+    else:
+        _publish(results, as_json=as_json, output=output)
+    raise click.exceptions.Exit(code or (IMPOSSIBLE if problem else 0))
+
+
+def _prepare(
+    out: Path, names: tuple[str, ...], every: int, count: int, device_bytes: int
+) -> tuple[Mapping[str, str], str]:
+    """Return the program's environment, and why it cannot be analysed."""
+    try:
+        from pasta_otel.gpu.memory import child, library  # noqa: PLC0415 - numpy is an optional extra
+        from pasta_otel.gpu.memory.selection import Selection  # noqa: PLC0415 - same
+
+        selection = Selection(names, every, count, device_bytes)
+        settings = load_settings()
+        environ = {**os.environ, **{name: settings[name] for name in _SETTINGS}}
+        job = _job(out, selection, library.find_library(environ), library.find_patch(environ))
+    except MissingError as error:
+        return os.environ, str(error)
+    except ImportError as error:
+        return os.environ, f"{error.name} is not installed; pip install 'pasta-otel[gpu]'"
+    return child.command_environment(os.environ, job), ""
+
+
+def _job(out: Path, selection: Selection, library: str, patch: str) -> dict[str, object]:
+    return {"out": str(out), "library": library, "patch": patch, "selection": selection.to_json()}
+
+
+def _run(words: Sequence[str], environ: Mapping[str, str], stdout: object) -> int:
+    """Run the program and return its code as a shell would: 128 and the signal's number where one ended it."""
+    sys.stdout.flush()
+    try:
+        process = subprocess.Popen(words, env=environ, stdout=stdout)  # type: ignore[call-overload]  # a stream or None
+    except OSError as error:
+        raise InputError(f"cannot be executed: {error.strerror}", file=words[0], field="CMD") from error
+    with _forwarding(process):
+        code: int = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Hand signals that end us to the program; the terminal itself sends SIGINT to both."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        del frame
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _results(folder: Path) -> tuple[list[ProcessResult], str]:
+    """Return the processes' results, and why there is nothing to report."""
+    from pasta_otel.gpu.memory.report import read_results  # noqa: PLC0415 - numpy is an optional extra
+
+    results = read_results(folder)
+    problems = sorted({problem for result in results for problem in result.problems})
+    if any(result.launches for result in results):
+        for problem in problems:
+            click.echo(f"pasta-otel: {problem}", err=True)
+        return results, ""
+    if problems:
+        return [], "; ".join(problems)
+    if not results:
+        return [], "no Python process of the program ended in order (only Python programs are analysed)"
+    seen = sum(result.seen for result in results)
+    return [], f"none of {seen} launches was chosen by --kernel" if seen else "the program launched no GPU kernel"
+
+
+def _publish(results: list[ProcessResult], *, as_json: bool, output: Path | None) -> None:
+    from pasta_otel.gpu.memory import report  # noqa: PLC0415 - numpy is an optional extra
+
+    text = json.dumps(report.as_dict(results), indent=2) if as_json else report.as_text(results)
+    if output is None:
+        click.echo(text)
+        return
+    try:
+        output.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(error.strerror or str(error), file=str(output), field="--output") from error

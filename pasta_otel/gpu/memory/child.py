@@ -1,0 +1,80 @@
+"""What ``pasta-otel analyze memory`` does inside each Python that it starts, before the program's first line."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pasta_otel.errors import PastaError
+
+JOB = "PASTA_ANALYZE_JOB"
+"""Environment variable: the job as JSON, written by ``command_environment``."""
+INJECTED = "CUDA_INJECTION64_PATH"
+FOLDER = str(Path(__file__).parent / "inject")
+
+
+def command_environment(environ: Mapping[str, str], job: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment of the program to be analysed.
+
+    Args:
+        environ: Ours.
+        job: ``out`` (folder for results), ``library``, ``patch``, ``selection``.
+    """
+    rest = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder != FOLDER]
+    ours = {"PYTHONPATH": os.pathsep.join([FOLDER, *rest]), JOB: json.dumps(dict(job))}
+    # a process has one of CUPTI and the Sanitizer: our own capture stands back
+    return {**environ, **ours, "PASTA_GPU_CAPTURE": "false"}
+
+
+def start(environ: Mapping[str, str] = os.environ) -> None:
+    """Begin to analyse this process if it was started for it; the outcome goes into the job's folder."""
+    if JOB not in environ:
+        return
+    job = json.loads(environ[JOB])
+    target = Path(job["out"]) / f"{os.getpid()}.json"
+    try:
+        _begin(job, environ, target)
+    except (PastaError, ImportError) as error:
+        _write(target, {"problems": [str(error)], "seen": 0, "skipped": {}, "waits": 0, "launches": []})
+
+
+def _begin(job: Mapping[str, Any], environ: Mapping[str, str], target: Path) -> None:
+    from pasta_otel.errors import MissingError  # noqa: PLC0415 - see below
+    from pasta_otel.gpu.memory.collector import Collector  # noqa: PLC0415 - numpy may be missing: that is reported
+    from pasta_otel.gpu.memory.sanitizer import Sanitizer  # noqa: PLC0415
+    from pasta_otel.gpu.memory.selection import Selection  # noqa: PLC0415
+
+    if environ.get(INJECTED):
+        raise MissingError(f"not available, CUPTI is active: {INJECTED}={environ[INJECTED]}")
+    sanitizer = Sanitizer(job["library"])
+    collector = Collector(sanitizer, job["patch"], Selection.from_json(job["selection"]))
+    sanitizer.subscribe(collector.on_event)
+    owner = os.getpid()
+
+    def finish() -> None:
+        if os.getpid() == owner:  # a forked child has our handlers, but no CUDA
+            collector.finish()
+            _write(target, document(collector))
+
+    atexit.register(finish)
+
+
+def document(collector: Any) -> dict[str, Any]:
+    """Return a process' results as JSON-compatible data."""
+    launches = [
+        {"name": one.name, "grid": one.grid, "block": one.block, "stream": one.stream, "words": one.words}
+        for one in collector.launches
+    ]
+    counts = {"seen": collector.seen, "waits": collector.waits, "skipped": dict(collector.skipped)}
+    return {**counts, "problems": collector.problems, "command": sys.argv[:1], "launches": launches}
+
+
+def _write(target: Path, content: Mapping[str, Any]) -> None:
+    part = target.with_suffix(".part")
+    part.write_text(json.dumps(content), encoding="utf-8")
+    part.replace(target)

@@ -1,0 +1,37 @@
+# Found first on PYTHONPATH by every Python that `pasta-otel analyze` starts. The interpreter may be any version, with
+# or without pasta-otel: nothing here may use newer syntax or import much, and nothing may stop the program.
+# mypy: ignore-errors
+# ruff: noqa: ANN202, BLE001, PLC0415, PTH100, PTH109, PTH113, PTH118, PTH120, PTH123, S102, UP031
+import sys
+
+
+def _start():
+    try:
+        from pasta_otel.gpu.memory.child import start
+
+        start()
+    except BaseException as error:
+        return "%s: %s" % (type(error).__name__, error)
+    return ""
+
+
+def _chain():
+    """Run the sitecustomize that this one hides."""
+    import os
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    for folder in list(sys.path):
+        path = os.path.join(folder or os.getcwd(), "sitecustomize.py")
+        if os.path.abspath(folder or os.getcwd()) != here and os.path.isfile(path):
+            module = type(sys)("sitecustomize")
+            module.__file__ = path
+            sys.modules["sitecustomize"] = module
+            with open(path) as source:
+                exec(compile(source.read(), path, "exec"), module.__dict__)
+            return
+
+
+_reason = _start()  # first: the Sanitizer must be there before anything initialises CUDA
+if _reason:
+    sys.stderr.write("pasta-otel: not analysed: %s\n" % " ".join(_reason.split()))
+_chain()

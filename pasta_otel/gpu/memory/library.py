@@ -1,0 +1,120 @@
+"""Find the Compute Sanitizer's public library and compile the device patches."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.resources import files
+from pathlib import Path
+
+from pasta_otel.errors import MissingError
+
+LIBRARY = "libsanitizer-public.so"
+ARCHITECTURES = (75, 80, 90, 100, 120)
+"""Machine code of one serves every later minor version: 80 also 86 and 89, 100 also 103, 120 also 121."""
+_PACKAGED = ("nvidia/cu13/compute-sanitizer", "nvidia/sanitizer/compute-sanitizer", "nvidia/cuda_sanitizer_api")
+_FLAGS = ("-fatbin", "--keep-device-functions", "-Xptxas", "--compile-as-tools-patch")
+_TIMEOUT_S = 120
+
+
+def toolkits(environ: Mapping[str, str]) -> list[Path]:
+    """Return the folders where a CUDA toolkit may be, best first."""
+    named = [environ.get("CUDA_HOME", ""), environ.get("CUDA_PATH", "")]
+    nvcc = shutil.which("nvcc", path=environ.get("PATH"))
+    beside = [str(Path(nvcc).resolve().parents[1])] if nvcc else []
+    return [Path(folder) for folder in dict.fromkeys([*named, *beside, "/usr/local/cuda"]) if folder]
+
+
+def candidates(environ: Mapping[str, str], search_path: Iterable[str] = sys.path) -> Iterator[Path]:
+    """Yield where the library may be, best first; only there if the user named a file."""
+    if explicit := environ.get("PASTA_SANITIZER_LIBRARY"):
+        yield Path(explicit)
+        return
+    for toolkit in toolkits(environ):
+        yield toolkit / "compute-sanitizer" / LIBRARY
+        yield toolkit / "extras" / "Sanitizer" / LIBRARY
+    yield from (Path(entry, folder, LIBRARY) for entry in search_path for folder in _PACKAGED)
+
+
+def find_library(environ: Mapping[str, str] = os.environ, search_path: Iterable[str] = sys.path) -> str:
+    """Return the file of the Sanitizer API.
+
+    Raises:
+        MissingError: There is none.
+    """
+    for path in candidates(environ, search_path):
+        if path.is_file():
+            return str(path)
+    explicit = environ.get("PASTA_SANITIZER_LIBRARY")
+    what = f"{explicit} (PASTA_SANITIZER_LIBRARY) does not exist" if explicit else f"no {LIBRARY}"
+    raise MissingError(what, how="install a CUDA toolkit or nvidia-cuda-sanitizer-api, or set PASTA_SANITIZER_LIBRARY")
+
+
+def source() -> Path:
+    """Return the patches' source."""
+    return Path(str(files("pasta_otel.gpu").joinpath("kernels", "memory.cu")))
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Return where compiled patches are kept."""
+    home = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", tempfile.gettempdir()), ".cache"))
+    return Path(home) / "pasta-otel"
+
+
+def find_nvcc(environ: Mapping[str, str]) -> str:
+    """Return CUDA's compiler.
+
+    Raises:
+        MissingError: There is none.
+    """
+    folders = [str(toolkit / "bin") for toolkit in toolkits(environ)]
+    nvcc = shutil.which("nvcc", path=os.pathsep.join([environ.get("PATH", ""), *folders]))
+    if nvcc is None:
+        raise MissingError(
+            "no nvcc to compile the device patches, and none are built in",
+            how="install a CUDA toolkit, or set PASTA_SANITIZER_PATCH to a file built elsewhere",
+        )
+    return nvcc
+
+
+def find_patch(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the file of compiled patches: the named one, the one built in, a cached one, else compile it.
+
+    Raises:
+        MissingError: There is none and it cannot be compiled; says why.
+    """
+    if explicit := environ.get("PASTA_SANITIZER_PATCH"):
+        if not Path(explicit).is_file():
+            raise MissingError(f"{explicit} (PASTA_SANITIZER_PATCH) does not exist")
+        return explicit
+    built_in = source().with_suffix(".fatbin")
+    if built_in.is_file():
+        return str(built_in)
+    code = source().read_bytes()
+    cached = cache_folder(environ) / f"memory-{hashlib.sha256(code).hexdigest()[:16]}.fatbin"
+    if not cached.is_file():
+        compile_patch(find_nvcc(environ), cached)
+    return str(cached)
+
+
+def compile_patch(nvcc: str, target: Path, architectures: Iterable[int] = ARCHITECTURES) -> None:
+    """Compile the patches for all architectures into one file.
+
+    Raises:
+        MissingError: The compiler refused.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in architectures]
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        built = Path(folder) / target.name
+        command = [nvcc, *codes, *_FLAGS, str(source()), "-o", str(built)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        if done.returncode:
+            reason = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+            raise MissingError(f"nvcc cannot compile the device patches: {reason[0]}")
+        built.replace(target)  # two processes may compile at once: the last one wins, whole

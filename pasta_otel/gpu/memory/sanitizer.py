@@ -1,0 +1,191 @@
+"""The Compute Sanitizer API by ctypes: what we call of ``sanitizer_{callbacks,patching,memory}.h`` of CUDA 12 and 13.
+
+Callbacks run in the thread that made the CUDA call and take Python's interpreter lock. Every call here releases it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+from pasta_otel.errors import MissingError, StateError
+
+Pointer = ctypes.c_void_p
+
+
+class Domain(IntEnum):
+    """``Sanitizer_CallbackDomain``."""
+
+    RESOURCE = 3
+    SYNCHRONIZE = 4
+    LAUNCH = 5
+
+
+class Resource(IntEnum):
+    """``Sanitizer_CallbackIdResource``."""
+
+    CONTEXT_DESTROY_STARTING = 4
+    STREAM_DESTROY_STARTING = 7
+    MODULE_LOADED = 9
+
+
+class Synchronize(IntEnum):
+    """``Sanitizer_CallackIdSync``."""
+
+    STREAM = 1
+    CONTEXT = 2
+
+
+class LaunchCallback(IntEnum):
+    """``Sanitizer_CallbackIdLaunch``."""
+
+    BEGIN = 1
+    END = 3
+
+
+PATCHES = {
+    3: b"PastaGlobal",  # SANITIZER_INSTRUCTION_GLOBAL_MEMORY_ACCESS
+    4: b"PastaShared",  # SANITIZER_INSTRUCTION_SHARED_MEMORY_ACCESS
+    14: b"PastaAsyncCopy",  # SANITIZER_INSTRUCTION_MEMCPY_ASYNC
+    19: b"PastaMatrix",  # SANITIZER_INSTRUCTION_MATRIX_MEMORY_ACCESS
+}
+"""Which device function is called at which instruction (``Sanitizer_InstructionId``)."""
+
+RESULTS = {
+    1: "invalid parameter",
+    2: "invalid device",
+    3: "invalid context",
+    6: "invalid operation",
+    7: "out of memory",
+    9: "not implemented",
+    10: "there is another subscriber",
+    12: "not compatible",
+    13: "cannot reach the CUDA driver",
+    14: "not supported on this system or device",
+    999: "internal error",
+}
+"""``SanitizerResult``."""
+
+
+class ModuleData(ctypes.Structure):
+    """``Sanitizer_ResourceModuleData``, as far as we read it."""
+
+    _fields_ = (("context", Pointer), ("module", Pointer))
+
+
+class StreamData(ctypes.Structure):
+    """``Sanitizer_SynchronizeData``: context, stream, handle. ``Sanitizer_ResourceStreamData`` begins differently."""
+
+    _fields_ = (("context", Pointer), ("stream", Pointer), ("handle", Pointer))
+
+
+class LaunchData(ctypes.Structure):
+    """``Sanitizer_LaunchData``, as far as we read it."""
+
+    _fields_ = (
+        ("context", Pointer),
+        ("stream", Pointer),
+        ("stream_handle", Pointer),
+        ("module", Pointer),
+        ("function", Pointer),
+        ("name", ctypes.c_char_p),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("cluster", ctypes.c_uint32 * 3),
+        ("grid_id", ctypes.c_uint64),
+        ("launch", Pointer),
+    )
+
+
+CALLBACK = ctypes.CFUNCTYPE(None, Pointer, ctypes.c_int, ctypes.c_uint32, Pointer)
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "sanitizerSubscribe": (ctypes.POINTER(Pointer), CALLBACK, Pointer),
+    "sanitizerUnsubscribe": (Pointer,),
+    "sanitizerEnableDomain": (ctypes.c_uint32, Pointer, ctypes.c_int),
+    "sanitizerAddPatchesFromFile": (ctypes.c_char_p, Pointer),
+    "sanitizerPatchInstructions": (ctypes.c_int, Pointer, ctypes.c_char_p),
+    "sanitizerPatchModule": (Pointer,),
+    "sanitizerSetLaunchCallbackData": (Pointer, Pointer, Pointer, Pointer),
+    "sanitizerAlloc": (Pointer, ctypes.POINTER(Pointer), ctypes.c_size_t),
+    "sanitizerMemset": (Pointer, ctypes.c_int, ctypes.c_size_t, Pointer),
+    "sanitizerMemcpyDeviceToHost": (Pointer, Pointer, ctypes.c_size_t, Pointer),
+}
+
+
+class Sanitizer:
+    """The loaded library.
+
+    Args:
+        path: Its file.
+
+    Raises:
+        MissingError: It cannot be loaded, or lacks a function.
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._library = ctypes.CDLL(path)
+            for name, arguments in _ARGUMENTS.items():
+                function = self._library[name]
+                function.argtypes, function.restype = arguments, ctypes.c_int
+        except (OSError, AttributeError) as error:
+            raise MissingError(f"{path} cannot be used: {error}") from error
+        self._callback: Any = None
+        self._subscriber = Pointer()
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = self._library[name](*arguments)
+        if code:
+            raise StateError(f"{name}: {RESULTS.get(code, f'error {code}')}")
+
+    def subscribe(self, callback: Callable[[int, int, int], None]) -> None:
+        """Call back with domain, callback id and the data's address, for launches, synchronisation and resources.
+
+        Raises:
+            StateError: Somebody else has subscribed, or there is no CUDA driver.
+        """
+
+        def received(_user: int, domain: int, event: int, data: int) -> None:
+            callback(domain, event, data)
+
+        self._callback = CALLBACK(received)
+        self._call("sanitizerSubscribe", ctypes.byref(self._subscriber), self._callback, None)
+        for domain in Domain:
+            self._call("sanitizerEnableDomain", 1, self._subscriber, domain)
+
+    def unsubscribe(self) -> None:
+        """Receive nothing more."""
+        self._call("sanitizerUnsubscribe", self._subscriber)
+
+    def add_patches(self, file: str, context: int) -> None:
+        """Load the device functions into a context."""
+        self._call("sanitizerAddPatchesFromFile", file.encode(), context)
+
+    def patch(self, module: int) -> None:
+        """Insert the calls of our device functions into a module's machine code."""
+        for instruction, function in PATCHES.items():
+            self._call("sanitizerPatchInstructions", instruction, module, function)
+        self._call("sanitizerPatchModule", module)
+
+    def give_slot(self, launch: LaunchData, slot: int) -> None:
+        """Have this launch's device functions count into a slot."""
+        arguments = (launch.launch, launch.function, launch.stream_handle, slot)
+        self._call("sanitizerSetLaunchCallbackData", *arguments)
+
+    def allocate(self, context: int, size: int) -> int:
+        """Return the address of new device memory."""
+        pointer = Pointer()
+        self._call("sanitizerAlloc", context, ctypes.byref(pointer), size)
+        return pointer.value or 0
+
+    def clear(self, address: int, size: int, stream: int | None) -> None:
+        """Zero device memory, in a stream's order."""
+        self._call("sanitizerMemset", address, 0, size, stream)
+
+    def read(self, address: int, size: int, stream: int | None) -> bytes:
+        """Return a copy of device memory, once all that the stream was given before is done."""
+        copy = (ctypes.c_char * size)()
+        self._call("sanitizerMemcpyDeviceToHost", copy, address, size, stream)
+        return bytes(copy)

@@ -1,0 +1,60 @@
+"""Which launches are analysed: by name, by sample, at most so many."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pasta_otel.errors import InputError
+
+DEFAULT_COUNT = 10_000
+DEFAULT_BYTES = 64 << 20
+LEAST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What to analyse.
+
+    Attributes:
+        names: Shell patterns for GPU kernels' names (as the driver gives them: mangled); empty = all.
+        every: Of the launches of one name, every how-many-th.
+        count: Most launches in one process.
+        device_bytes: Most device memory for results in one process.
+    """
+
+    names: tuple[str, ...] = ()
+    every: int = 1
+    count: int = DEFAULT_COUNT
+    device_bytes: int = DEFAULT_BYTES
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            InputError: One makes no sense.
+        """
+        for field, value, least in (
+            ("every", self.every, 1),
+            ("count", self.count, 1),
+            ("device-memory", self.device_bytes, LEAST_BYTES),
+        ):
+            if value < least:
+                raise InputError(f"expected at least {least}, got {value}", field=field)
+
+    def matches(self, name: str) -> bool:
+        """Tell whether GPU kernels of this name are analysed."""
+        return not self.names or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names)
+
+    def to_json(self) -> dict[str, object]:
+        """Return a JSON-compatible form."""
+        fields = {"names": list(self.names), "every": self.every, "count": self.count}
+        return {**fields, "device_bytes": self.device_bytes}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, object]) -> Selection:
+        """Return what ``to_json`` wrote."""
+        values = dict(document)
+        values["names"] = tuple(values["names"])  # type: ignore[arg-type]  # written by to_json
+        return cls(**values)  # type: ignore[arg-type]

@@ -1,0 +1,66 @@
+"""The device functions on the CPU, one warp instruction at a time, for the tests of memory analysis."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pasta_otel.gpu.memory.library import source
+from pasta_otel.gpu.memory.model import Accesses, accesses
+from pasta_otel.gpu.memory.slots import SLOT_BYTES, fold
+
+FIXTURES = Path(__file__).parent / "fixtures" / "sanitizer"
+ALL = 0xFFFFFFFF
+LOAD, STORE, ATOMIC, PREFETCH = 1, 2, 3, 8
+
+
+def build(name: str, folder: Path) -> Path:
+    """Compile a fixture with the device functions in it."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler to run the device functions on the CPU")
+    target = folder / f"{name}.so"
+    places = [f"-I{source().parent}", f"-I{FIXTURES}"]
+    command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", *places, str(FIXTURES / f"{name}.cpp"), "-o"]
+    subprocess.run([*command, str(target)], check=True)
+    return target
+
+
+class Warp:
+    """One launch's slot and a warp that counts into it."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        self.slot = ctypes.create_string_buffer(SLOT_BYTES)
+
+    def access(self, space: str, addresses: Sequence[int], size: int, flags: int = LOAD, mask: int = ALL) -> Warp:
+        """Run one load, store or atomic; a lane's address counts if its bit is in the mask."""
+        call = getattr(self.library, f"emulate_{space}")
+        call(self.slot, ctypes.c_uint(mask), lanes(addresses), ctypes.c_uint(size), ctypes.c_uint(flags))
+        return self
+
+    def copy(self, sources: Sequence[int], size: int, zeros: Sequence[int] | None = None, mask: int = ALL) -> Warp:
+        """Run one cp.async."""
+        fill = (ctypes.c_uint * 32)(*(zeros or [0] * 32))
+        self.library.emulate_async(self.slot, ctypes.c_uint(mask), lanes(sources), ctypes.c_uint(size), fill)
+        return self
+
+    def matrix(self, addresses: Sequence[int], count: int) -> Warp:
+        """Run one ldmatrix."""
+        self.library.emulate_matrix(self.slot, ctypes.c_uint(ALL), lanes(addresses), ctypes.c_uint(count))
+        return self
+
+    @property
+    def counted(self) -> Accesses:
+        """Return what the slot holds."""
+        return accesses(fold(self.slot.raw)[0].tolist())
+
+
+def lanes(values: Sequence[int]) -> ctypes.Array[ctypes.c_ulonglong]:
+    """Return 32 addresses."""
+    return (ctypes.c_ulonglong * 32)(*values)
