@@ -1,4 +1,7 @@
-"""Ask why while an SLO burns: once at its start, then at intervals until a cause is found, and keep the best answer."""
+"""Ask why while an SLO burns: once at its start, then at intervals until a cause is found, and keep the best answer.
+
+An SLO that counts metrics says that its service is bad, not which requests: the spans of that service are looked at.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pasta_otel.model import Attribution, CountRequest, TimeWindow
+from pasta_otel.model import Attribution, CountRequest, SpanSLI, TimeWindow
 from pasta_otel.slo.budget import burn_rate
 from pasta_otel.slo.onset import locate, slices
 from pasta_otel.slo.ports import Attributor, SLISource
@@ -74,11 +77,13 @@ class Investigator:
             return
         self._asked += 1
         case.next_unix_nano = now_unix_nano + max(1, row.short_ns // 5)
-        sli = self._worst(burning.parts, TimeWindow(end_unix_nano - row.long_ns, end_unix_nano), now_unix_nano).sli
+        part = self._worst(burning.parts, TimeWindow(end_unix_nano - row.long_ns, end_unix_nano), now_unix_nano)
+        sli = part.sli
         recent = slices(end_unix_nano, row.long_ns, row.short_ns)
         counts = self._source.counts([CountRequest(sli, part) for part in recent], now_unix_nano)
         burn = locate(recent, counts)
-        case.best = _better(case.best, self._attributor.attribute(sli, burn.baseline, burn.window))
+        asked = sli if isinstance(sli, SpanSLI) else SpanSLI(part.service)
+        case.best = _better(case.best, self._attributor.attribute(asked, burn.baseline, burn.window))
 
     def _worst(self, parts: Sequence[SLO], window: TimeWindow, now_unix_nano: int) -> SLO:
         """Return the part whose weighted burn over a window is the greatest."""

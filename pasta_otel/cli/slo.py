@@ -133,8 +133,10 @@ def status(  # noqa: PLR0913, PLR0917  # one parameter an option
         _write(Path(html_file), page(document))
     if as_json:
         click.echo(json.dumps(document, indent=2, allow_nan=False))
-    else:
+    elif document["slos"]:
         Console().print(states_table(document["slos"]))
+    else:
+        click.echo("no SLO is watched, or none has been evaluated yet")
     ctx.exit(exit_code(document["slos"]))
 
 

@@ -13,6 +13,7 @@ from pasta_otel.slo.sources.promql import Expression
 NS_PER_MS = 1_000_000
 RUN_FROM = 3
 RUN_EXPRESSIONS, RUN_POINTS = 120, 200_000  # of one request
+CHUNK_TIMES = 1000
 MAX_STEPS = 10_000  # Prometheus answers at most 11,000 points a series
 
 
@@ -72,11 +73,12 @@ def split_runs(asked: Sequence[Asked], requests: Sequence[CountRequest]) -> tupl
         by_kind.setdefault((request.sli, length_ns(request)), []).append(item)
     runs: list[Run] = []
     for items in by_kind.values():
-        run = _run(items)
-        if run is None:
-            single += items
-        else:
-            runs.append(run)
+        for chunk in _chunks(items):
+            run = _run(chunk)
+            if run is None:
+                single += chunk
+            else:
+                runs.append(run)
     return _merged(runs), sorted(single, key=lambda item: item.request)
 
 
@@ -94,6 +96,20 @@ def _merged(runs: Sequence[Run]) -> list[Run]:
         for times, batches in by_times.items()
         for batch in batches
     ]
+
+
+def _chunks(items: Sequence[Asked]) -> list[list[Asked]]:
+    """Return items by time, the newest first, in pieces that a server answers soon: a late piece costs only itself."""
+    newest_first = sorted(items, key=lambda item: -item.time_ns)
+    chunks: list[list[Asked]] = []
+    times: set[int] = set()
+    for item in newest_first:
+        if not chunks or (item.time_ns not in times and len(times) >= CHUNK_TIMES):
+            chunks.append([])
+            times = set()
+        times.add(item.time_ns)
+        chunks[-1].append(item)
+    return chunks
 
 
 def _run(items: Sequence[Asked]) -> Run | None:

@@ -27,7 +27,7 @@ from pasta_otel.errors import InputError
 from pasta_otel.model import Attribution, Cause, EventCounts, Evidence, SpanRef, SpanSLI, TimeWindow
 from pasta_otel.slo.controller import Parts, SLOController
 from pasta_otel.slo.report import evaluation_to_json
-from pasta_otel.slo.spec.model import SLO, DurationText, WindowSpec
+from pasta_otel.slo.spec.model import SLO, DurationText, PrometheusSLI, WindowSpec
 from pasta_otel.slo.state import FileState
 from pasta_otel.slo.windows import load_windows
 from pasta_otel.testing.slo import EventListSource, FixedAttributor, RecordingResponder
@@ -464,3 +464,19 @@ def test_the_state_file_is_replaced_never_written_in_place(tmp_path):
     run(controller, 59, 60)
     assert (tmp_path / "held").read_text() == before
     assert (tmp_path / "slo.json").read_text() != before
+
+
+def test_a_burn_of_metrics_is_explained_by_the_spans_of_its_service():
+    watched = SLO(
+        "x", "order-api", Decimal("0.95"), PrometheusSLI(total="t", bad="b"), WindowSpec(DurationText(1, "h"))
+    )
+    asked = []
+
+    class Ask:
+        def attribute(self, sli, baseline, window):
+            asked.append(sli)
+            return Attribution((), baseline, window)
+
+    source = EventListSource(events((60, 0.0), (60, 0.5)))
+    run(SLOController([watched], DEMO, Parts(source, attributor=Ask()), grace_ns=0), 60, 100)
+    assert asked[0] == SpanSLI("order-api")

@@ -522,3 +522,26 @@ def test_a_server_that_never_answers_costs_its_own_slos_one_deadline_not_more():
 def test_json_of_no_known_shape_is_no_data(document):
     counts = ask(lambda _: httpx.Response(200, json=document))
     assert counts.no_data in {"invalid", "absent"}
+
+
+def test_a_long_backfill_is_asked_in_pieces_and_a_late_piece_costs_only_itself():
+    asked: list[float] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        form = parse_qs(request.content.decode())
+        if "start" not in form:
+            return vector(*(({"pasta_query": str(i)}, "1") for i in range(2)))
+        start, end = float(form["start"][0]), float(form["end"][0])
+        asked.append(end - start)
+        if start < AT - 3000 * 60:
+            raise httpx.ReadTimeout("late")
+        values = [[start + 60 * i, "5"] for i in range(round((end - start) / 60) + 1)]
+        return matrix(({"pasta_query": "0"}, values), ({"pasta_query": "1"}, values))
+
+    sli = PrometheusSLI(total="sum(increase(r[{{.window}}]))", bad="sum(increase(e[{{.window}}]))")
+    requests = [CountRequest(sli, TimeWindow(NOW - (s + 1) * 60 * SECOND, NOW - s * 60 * SECOND)) for s in range(5000)]
+    answers = source(handler).counts(requests, NOW)
+    assert len(asked) == 5
+    assert max(asked) <= 1000 * 60
+    assert {answer.no_data for answer in answers[:3000]} == {None}
+    assert {answer.no_data for answer in answers[3001:]} == {"absent"}
