@@ -1,8 +1,9 @@
 """Reading Kineto traces: a million events, and a file of 1 GB, in time and peak memory, beside HTA's own parser.
 
 Every measurement is a process of its own, so that peak memory (``VmHWM``) is that of the import alone; readers take
-turns on the same file. The traces are generated, in Kineto's own layout of lines and with its mix of events: host ops,
-API calls, GPU kernels with their arguments, flow events.
+turns on the same file. CPU times stand beside wall times, because the machine may be shared. The traces are generated,
+in Kineto's own layout of lines and with its mix of events: host ops, API calls, GPU kernels with their arguments, flow
+events.
 
 HTA is not a dependency: ``PASTA_HTA_PYTHON`` names a Python that has it (``python -m venv .cache/hta &&
 .cache/hta/bin/pip install traceinsight ijson``); without it only our own reader is measured.
@@ -33,11 +34,12 @@ import json, sys, time
 from pathlib import Path
 began = time.perf_counter()
 from pasta_otel.gpu.kineto import read_trace
-loaded = time.perf_counter()
+loaded, cpu = time.perf_counter(), time.process_time()
 trace = read_trace(Path(sys.argv[1]))
 parsed = time.perf_counter()
 work = trace.timeline.work
-result = {"seconds": parsed - loaded, "import_s": loaded - began, "events": trace.total,
+result = {"seconds": parsed - loaded, "cpu_s": time.process_time() - cpu, "import_s": loaded - began,
+          "events": trace.total,
           "gpu_ns": int((work["end"] - work["start"]).sum())}
 if sys.argv[2] == "analyze":
     from pasta_otel.gpu.analysis.report import analyze
@@ -54,9 +56,9 @@ from hta.common import trace_parser
 from hta.configs.parser_config import ParserBackend, ParserConfig
 config = ParserConfig.get_default_cfg()
 config.parser_backend = getattr(ParserBackend, sys.argv[2])
-began = time.perf_counter()
+began, cpu = time.perf_counter(), time.process_time()
 meta, frame, symbols = trace_parser.parse_trace_dataframe(sys.argv[1], config)
-result = {"seconds": time.perf_counter() - began, "rows": len(frame)}
+result = {"seconds": time.perf_counter() - began, "cpu_s": time.process_time() - cpu, "rows": len(frame)}
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 result["peak_bytes"] = int(peak.split()[1]) * 1024
 print(json.dumps(result))
@@ -186,6 +188,10 @@ def run(windows: int = WINDOWS, large_bytes: int = LARGE_BYTES, hta: Path = HTA_
         "events": count,
         "bytes": million_bytes,
         "seconds": medians,
+        "cpu_seconds": {
+            name: statistics.median(window.get("cpu_s", float("nan")) for window in windows_)
+            for name, windows_ in taken.items()
+        },
         "peak_bytes": {name: max(w.get("peak_bytes", 0) for w in windows_) for name, windows_ in taken.items()},
         "with_analysis": analysis,
         "bar_seconds": BAR_S,
@@ -193,6 +199,7 @@ def run(windows: int = WINDOWS, large_bytes: int = LARGE_BYTES, hta: Path = HTA_
             "bytes": large_size,
             "events": large_events,
             "seconds": statistics.median(window["seconds"] for window in large),
+            "cpu_seconds": statistics.median(window["cpu_s"] for window in large),
             "peak_bytes": max(window["peak_bytes"] for window in large),
             "bar_peak_bytes": BAR_BYTES,
             "windows": large,
