@@ -31,6 +31,19 @@ def _share(text: str) -> float:
     return value
 
 
+def checked_token(text: str) -> str:
+    """Return a bearer token without the line end that files and secrets often carry; empty = none.
+
+    Raises:
+        ValueError: It holds what an HTTP header cannot carry; the text does not name the value.
+    """
+    token = text.strip()
+    if not token.isascii() or any(not "!" <= letter <= "~" for letter in token):
+        msg = "holds no token: expected printable ASCII without spaces"
+        raise ValueError(msg)
+    return token
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One setting.
@@ -108,7 +121,11 @@ SETTINGS: tuple[Setting, ...] = (
         "PASTA_METRICS_ADDR", "metrics_addr", "", str, "host:port where the app serves /metrics; empty = serve nothing."
     ),
     Setting(
-        "PASTA_API_TOKEN", "api_token", "", str, "Bearer token of the API on port 4320, for who serves and who asks it."
+        "PASTA_API_TOKEN",
+        "api_token",
+        "",
+        checked_token,
+        "Bearer token of the API on port 4320, for who serves and who asks it; OTLP ports take one by `--token-env`.",
     ),
     Setting(
         "PASTA_PROMETHEUS_URL", "prometheus_url", "", str, "Prometheus server of SLOs whose DataSource names none."

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pasta_otel.config import Settings
 from pasta_otel.errors import InputError
 
 
@@ -33,7 +35,7 @@ class SidecarOptions:
         grace_seconds: How long a late span still counts.
         host_metrics: Read CPU throttling and run delay of the processes that send spans.
         device_metrics: Read the state of GPUs, where there are any.
-        token: Bearer token for OTLP and the API; empty asks for none.
+        token: Bearer token for OTLP and the API; empty asks none for OTLP, and ``PASTA_API_TOKEN`` for the API.
         tls_certificate: PEM certificate chain for everything that listens.
         tls_key: Its key.
     """
@@ -74,3 +76,15 @@ class SidecarOptions:
             raise InputError("a controller needs SLO files to watch", field="--slo")
         if self.policy and self.state_dir is None:
             raise InputError("a policy needs a directory for its audit", field="--state")
+
+
+def api_token(environ: Mapping[str, str], settings: Settings) -> str:
+    """Return the token of ``PASTA_API_TOKEN``, from the environment or the settings file; empty = none was asked for.
+
+    Raises:
+        InputError: The variable is there but empty, as from a missing secret: an open API is not what was meant.
+    """
+    token = str(settings["PASTA_API_TOKEN"])
+    if not token and "PASTA_API_TOKEN" in environ:
+        raise InputError("is set but empty: give a token, or unset it", field="PASTA_API_TOKEN", kind="token")
+    return token

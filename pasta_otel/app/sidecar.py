@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pasta_otel.app.devices import DeviceWatch, watch_devices
-from pasta_otel.app.options import SidecarOptions
+from pasta_otel.app.options import SidecarOptions, api_token
 from pasta_otel.app.questions import Questions
 from pasta_otel.app.response import response_of
 from pasta_otel.app.selfwatch import SelfTelemetry, build_self_telemetry
@@ -107,7 +107,7 @@ class Sidecar:
             if self._response is not None:
                 undo.callback(self._response.stop)
             self._controller = self._build_controller(slos, self._response, self._own)
-            self._api = self._build_api(slos)
+            self._api = self._build_api(slos, options.token or api_token(environ, settings))
             undo.pop_all()
 
     async def run(self, stop: asyncio.Event, announce: Announce) -> None:
@@ -235,7 +235,7 @@ class Sidecar:
     def _attributor(self, own: SelfTelemetry) -> AttributionEngine:
         return AttributionEngine(self.store, self.store, clock=self._clock, meter=own.meter, tracer=own.tracer)
 
-    def _build_api(self, slos: Sequence[SLO]) -> ApiServer:
+    def _build_api(self, slos: Sequence[SLO], token: str) -> ApiServer:
         options = self._options
         engine = self._response
         questions = Questions(self.store, self._controller)
@@ -251,7 +251,7 @@ class Sidecar:
             health=self._health,
         )
         return ApiServer(
-            create_app(providers, token=options.token),
+            create_app(providers, token=token),
             host=options.host,
             port=options.api_port,
             certfile=options.tls_certificate,

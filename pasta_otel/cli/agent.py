@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pasta_otel.app.agent import LOADER_CHOICES, AgentOptions, serve
+from pasta_otel.cli.tokens import token_from
 from pasta_otel.ebpf.probes import OBJECT_FOLDER
 from pasta_otel.errors import MissingError
 
@@ -58,7 +58,7 @@ def command(probes: str, interval: float, token_env: str, **rest: Any) -> None: 
     options = AgentOptions(
         probes=tuple(name for name in probes.split(",") if name),
         interval_seconds=interval,
-        token=os.environ.get(token_env, "") if token_env else "",
+        token=token_from(token_env),
         **rest,
     )
     try:

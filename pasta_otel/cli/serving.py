@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from pasta_otel.app.debug import log_when_debugging
+from pasta_otel.cli.tokens import token_from
 from pasta_otel.errors import MissingError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,7 +31,10 @@ _SHARED = (
     click.option("--tick", default=10.0, show_default=True, metavar="SECONDS", help="Time between two evaluations."),
     click.option("--grace", default=30.0, show_default=True, metavar="SECONDS", help="How long late spans count."),
     click.option(
-        "--token-env", default="", metavar="NAME", help="Variable that holds the bearer token for all clients."
+        "--token-env",
+        default="",
+        metavar="NAME",
+        help="Variable that holds the bearer token of OTLP and API.  [none for OTLP; the API: PASTA_API_TOKEN]",
     ),
     click.option("--tls-certificate", default="", metavar="FILE", help="PEM certificate chain for all that listens."),
     click.option("--tls-key", default="", metavar="FILE", help="Its PEM key."),
@@ -59,6 +62,6 @@ def run_server(*, tick: float, grace: float, token_env: str, **rest: Any) -> Non
         from pasta_otel.app.sidecar import serve  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise MissingError(f"{error.name} is not installed", how="pip install 'pasta-otel[sidecar]'") from error
-    token = os.environ.get(token_env, "") if token_env else ""
+    token = token_from(token_env)
     options = SidecarOptions(tick_seconds=tick, grace_seconds=grace, token=token, **rest)
     serve(options, lambda event: click.echo(json.dumps(event)))

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from pasta_otel.config import load_settings
 from pasta_otel.demo.processes import DemoError
 
 TIMEOUT_SECONDS = 5.0
@@ -21,7 +22,9 @@ class Sidecar:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._client = httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS, trust_env=False)
+        token = load_settings()["PASTA_API_TOKEN"]  # the sidecar, our child, asks for the same
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS, trust_env=False, headers=headers)
 
     def close(self) -> None:
         """Close the connections."""
