@@ -126,17 +126,17 @@ class Sanitizer:
 
     def __init__(self, path: str) -> None:
         try:
-            self._library = ctypes.CDLL(path)
-            for name, arguments in _ARGUMENTS.items():
-                function = self._library[name]
-                function.argtypes, function.restype = arguments, ctypes.c_int
+            library = ctypes.CDLL(path)
+            self._functions = {name: library[name] for name in _ARGUMENTS}
         except (OSError, AttributeError) as error:
             raise MissingError(f"{path} cannot be used: {error}") from error
+        for name, function in self._functions.items():
+            function.argtypes, function.restype = _ARGUMENTS[name], ctypes.c_int
         self._callback: Any = None
         self._subscriber = Pointer()
 
     def _call(self, name: str, *arguments: Any) -> None:
-        code = self._library[name](*arguments)
+        code = self._functions[name](*arguments)
         if code:
             raise StateError(f"{name}: {RESULTS.get(code, f'error {code}')}")
 

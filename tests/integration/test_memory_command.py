@@ -1,0 +1,195 @@
+"""``analyze memory -- CMD`` from the command line to the report, over a Sanitizer library that runs on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pasta_otel.gpu.memory.collector import SLAB_BYTES, SLAB_SLOTS
+from tests.sanitizer import build
+
+PROGRAM = """
+import ctypes, os, sys
+fake = ctypes.CDLL(os.environ["FAKE_SANITIZER"])
+fake.fake_allocated.restype = ctypes.c_size_t
+context = ctypes.c_void_p(16)
+def stream(number): return ctypes.c_void_p(number)
+def launch(number, name, warps, stride): fake.fake_launch(context, stream(number), name.encode(), warps, stride)
+fake.fake_module(context)
+"""
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory):
+    return str(build("fake", tmp_path_factory.mktemp("fake")))
+
+
+@pytest.fixture
+def analyze(fake, tmp_path):
+    patch = tmp_path / "patch.fatbin"
+    patch.touch()
+
+    def run(program, *options, **environ):
+        script = tmp_path / "program.py"
+        script.write_text(PROGRAM + program)
+        words = [sys.executable, "-m", "pasta_otel", "analyze", "memory", *options, "--", sys.executable, str(script)]
+        settings = {"PASTA_SANITIZER_LIBRARY": fake, "PASTA_SANITIZER_PATCH": str(patch), "FAKE_SANITIZER": fake}
+        environment = {**os.environ, **settings, **environ}
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    return run
+
+
+def kernels(done):
+    return {kernel["symbol"]: kernel for kernel in json.loads(done.stdout)["gpu_kernels"]}
+
+
+def test_two_streams_are_counted_apart_from_one_another_and_summed_by_gpu_kernel(analyze):
+    done = analyze(
+        """
+for round in range(3):
+    launch(1, "contiguous", 100, 1)
+    launch(2, "strided", 100, 8)
+    launch(2, "contiguous", 100, 1)
+fake.fake_synchronize(context, stream(1))
+launch(1, "strided", 100, 8)
+""",
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["launches"] == {"seen": 10, "analysed": 10, "skipped": {}}
+    assert report["problems"] == []
+    strided, contiguous = report["gpu_kernels"]
+    assert strided["global"]["load"] == {"requests": 400, "lanes": 12800, "sectors": 12800, "bytes": 51200}
+    assert contiguous["global"]["load"] == {"requests": 600, "lanes": 19200, "sectors": 2400, "bytes": 76800}
+    assert [finding["kind"] for finding in strided["findings"]] == ["coalescing"]
+    assert strided["findings"][0]["value"] == 0.125
+    assert contiguous["findings"] == []
+
+
+def test_the_text_report_names_the_stride_and_what_to_do(analyze):
+    done = analyze('launch(1, "strided", 200, 32)\nprint("from the program")')
+    assert done.stdout.startswith("from the program\n")
+    assert "12% of the bytes moved" in done.stdout
+    assert "distance between lanes is 9..32 elements" in done.stdout
+    assert "structure of arrays" in done.stdout
+
+
+def test_with_json_the_programs_output_goes_to_stderr_unless_the_report_has_a_file(analyze, tmp_path):
+    program = 'launch(1, "k", 1, 1)\nprint("from the program")'
+    done = analyze(program, "--json")
+    assert json.loads(done.stdout)["schema"] == 1
+    assert "from the program" in done.stderr
+    target = tmp_path / "report.json"
+    done = analyze(program, "--json", "--output", str(target))
+    assert done.stdout == "from the program\n"
+    assert json.loads(target.read_text())["launches"]["analysed"] == 1
+
+
+def test_device_memory_stays_within_the_bound_and_nothing_is_lost(analyze):
+    launches = 6 * SLAB_SLOTS + 5
+    program = f"""
+for number in range({launches}): launch(1 + number % 2, "k", 1, 1 + number % 3)
+print(fake.fake_allocated(), file=sys.stderr)
+"""
+    done = analyze(program, "--json", "--device-memory", "1")
+    report = json.loads(done.stdout)
+    assert report["launches"] == {"seen": launches, "analysed": launches, "skipped": {}}
+    assert report["waits"] > 0
+    assert int(done.stderr.split()[0]) == (1 << 20) // SLAB_BYTES * SLAB_BYTES
+    assert kernels(done)["k"]["global"]["load"]["requests"] == launches
+
+
+@pytest.mark.parametrize(
+    ("options", "analysed", "skipped"),
+    [
+        (["--kernel", "so*"], {"some": 9}, {"name": 9}),
+        (["--every", "4"], {"some": 3, "other": 3}, {"sample": 12}),
+        (["--count", "5"], {"some": 3, "other": 2}, {"count": 13}),
+    ],
+)
+def test_gpu_kernels_are_chosen_by_name_sample_and_count(analyze, options, analysed, skipped):
+    done = analyze('for _ in range(9): launch(1, "some", 1, 1); launch(1, "other", 1, 1)', "--json", *options)
+    assert {name: kernel["launches"] for name, kernel in kernels(done).items()} == analysed
+    assert json.loads(done.stdout)["launches"]["skipped"] == skipped
+
+
+def test_the_programs_exit_code_is_the_commands(analyze):
+    assert analyze('launch(1, "k", 1, 1); raise SystemExit(7)').returncode == 7
+    assert analyze("import os, signal; os.kill(os.getpid(), signal.SIGKILL)").returncode == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"PASTA_SANITIZER_LIBRARY": "/nonexistent.so"}, "/nonexistent.so (PASTA_SANITIZER_LIBRARY) does not exist"),
+        (
+            {"PASTA_SANITIZER_PATCH": "/nonexistent.fatbin"},
+            "/nonexistent.fatbin (PASTA_SANITIZER_PATCH) does not exist",
+        ),
+        ({"PASTA_SANITIZER_LIBRARY": sys.executable}, "cannot be used"),
+        (
+            {"CUDA_INJECTION64_PATH": "/profiler.so"},
+            "not available, CUPTI is active: CUDA_INJECTION64_PATH=/profiler.so",
+        ),
+        ({"FAKE_SUBSCRIBE_RESULT": "13"}, "cannot reach the CUDA driver"),
+        ({"FAKE_SUBSCRIBE_RESULT": "10"}, "there is another subscriber"),
+        ({"FAKE_REFUSES_PATCHES": "1"}, "this GPU cannot be analysed: sanitizerAddPatchesFromFile: invalid parameter"),
+    ],
+)
+@pytest.mark.parametrize(("code", "expected"), [(0, 3), (7, 7)])
+def test_where_analysis_is_impossible_one_message_says_so_and_the_program_runs(
+    analyze, environ, message, code, expected
+):
+    done = analyze(f'launch(1, "k", 1, 1)\nprint("ran"); raise SystemExit({code})', **environ)
+    assert done.stdout == "ran\n"
+    assert done.returncode == expected
+    assert done.stderr.count("pasta-otel:") == 1
+    assert message in done.stderr
+
+
+def test_a_compiler_that_fails_is_named_and_the_program_runs(analyze, tmp_path):
+    toolkit = tmp_path / "bin"
+    toolkit.mkdir()
+    (toolkit / "nvcc").write_text("#!/bin/sh\necho 'no licence today' >&2; exit 1\n")
+    (toolkit / "nvcc").chmod(0o755)
+    path = os.pathsep.join([str(toolkit), os.environ["PATH"]])
+    done = analyze('print("ran")', PASTA_SANITIZER_PATCH="", PATH=path, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert (done.returncode, done.stdout) == (3, "ran\n")
+    assert "nvcc cannot compile the device patches: no licence today" in done.stderr
+
+
+def test_a_program_that_launches_nothing_is_said_to(analyze):
+    done = analyze("print('ran')")
+    assert (done.returncode, done.stdout) == (3, "ran\n")
+    assert "the program launched no GPU kernel" in done.stderr
+
+
+def test_a_wrong_number_is_refused_before_the_program_runs(analyze):
+    done = analyze("print('ran')", "--every", "0")
+    assert done.returncode == 2
+    assert "every: expected at least 1" in done.stderr
+    assert done.stdout == ""
+
+
+def test_sigterm_reaches_the_program(fake, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import signal, sys\nsignal.signal(15, lambda *a: sys.exit(9))\nprint('up', flush=True)\nsignal.pause()"
+    )
+    words = [sys.executable, "-m", "pasta_otel", "analyze", "memory", "--", sys.executable, str(script)]
+    environ = {**os.environ, "PASTA_SANITIZER_LIBRARY": fake, "PASTA_SANITIZER_PATCH": fake}
+    process = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 9
