@@ -75,7 +75,7 @@ class Policy:
         dwell_ns: How long one cause must stay first before it is acted upon.
         cooldown_ns: After a degradation ended, how long before the same one may begin again.
         ttl_ns: How long a flag lives unless it is refreshed: the longest it survives a dead controller.
-        max_hold_ns: How long a flag is held after its burn ended while nobody can say whether the dependency is well.
+        max_hold_ns: The longest a flag is held after its burn ended, whatever the dependency does.
         max_flags: Most degradations at once.
         max_share: Most degradations at once, as a share of what can be degraded; one is always allowed.
         notify: Channels.

@@ -165,10 +165,11 @@ class ActionEngine:
         healthy = None if "no_data" in verdicts else self._health.healthy(entry, now)
         if healthy is True:
             return "the dependency answers well again"
-        if healthy is False:
-            entry.warranted_unix_nano = now
-        held_for = now - entry.warranted_unix_nano
-        return "" if held_for < self._policy.max_hold_ns else "no evidence for longer than max_hold_seconds"
+        if now - entry.warranted_unix_nano < self._policy.max_hold_ns:
+            return ""
+        # the app's breaker stays as its own probes leave it, so that giving the flag back lets no bad calls through
+        found = "no evidence" if healthy is None else "the dependency is not as it was"
+        return f"{found} for longer than max_hold_seconds"
 
     def _refresh(self, entry: Degradation, now: int) -> None:
         """Prolong the TTL once half of it is gone: the flag's ETag then changes seldom."""
@@ -227,6 +228,7 @@ class ActionEngine:
             cause.target if ARROW in cause.target else f"{state.service}{ARROW}{dependency.service}"
         )
         duration = next((e for e in cause.evidence if e.metric == "edge_duration_seconds"), None)
+        normal = state.attribution.baseline if state.attribution else None
         return Degradation(
             dependency=dependency.name,
             flag=dependency.flag,
@@ -238,6 +240,8 @@ class ActionEngine:
             warranted_unix_nano=now,
             normal_seconds=duration.before if duration else None,
             slow_seconds=duration.after if duration else None,
+            normal_start_unix_nano=normal.start_unix_nano if normal else 0,
+            normal_end_unix_nano=normal.end_unix_nano if normal else 0,
         )
 
     def _obstacle(self, dependency: Dependency, now: int) -> tuple[str, str]:

@@ -31,9 +31,11 @@ class Degradation:
         slos: SLOs that burn, or burnt, because of it.
         since_unix_nano: When it began; apps open their breaker once per ``since``.
         expires_unix_nano: When it reverts unless refreshed.
-        warranted_unix_nano: When there last was a reason for it.
+        warranted_unix_nano: When an SLO last burned because of it.
         normal_seconds: Median call time before the burn, from the attribution; None = not known.
         slow_seconds: Median call time while it burnt.
+        normal_start_unix_nano: Beginning of the window that the attribution took as normal; 0 = there was none.
+        normal_end_unix_nano: Its end.
     """
 
     dependency: str
@@ -46,6 +48,8 @@ class Degradation:
     warranted_unix_nano: int
     normal_seconds: float | None = None
     slow_seconds: float | None = None
+    normal_start_unix_nano: int = 0
+    normal_end_unix_nano: int = 0
 
 
 @dataclass(slots=True)

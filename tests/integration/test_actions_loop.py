@@ -34,6 +34,7 @@ START = 1_800_000_000 * SECOND
 RATE, LIMIT_NS = 20, 300_000_000
 FLAG, EDGE = "degrade.recommendations", "order-api -> recommendations"
 WELL_NS, SLOW_NS = 10_000_000, 400_000_000
+NO_NORMAL = TimeWindow(START, START + 1)
 METER = NoOpMeterProvider().get_meter("test")
 POLICY = {
     "mode": "enforce",
@@ -68,9 +69,9 @@ class Edges:
 
 
 class Simulation:
-    def __init__(self, folder, kind):
-        self.clock, self.kind, self.edges = Clock(), kind, Edges()
-        policy = parse_policy(POLICY)
+    def __init__(self, folder, kind, *, bad_every=0, normal=NO_NORMAL, **policy):
+        self.clock, self.kind, self.edges, self.bad_every = Clock(), kind, Edges(), bad_every
+        policy = parse_policy({**POLICY, **policy})
         self.audit = AuditLog(folder / "audit.jsonl")
         self.engine = ActionEngine(
             policy,
@@ -95,7 +96,7 @@ class Simulation:
         )
         parts = Parts(
             self.source,
-            attributor=FixedAttributor(Attribution((cause,), window, window)),
+            attributor=FixedAttributor(Attribution((cause,), normal, window)),
             responder=self.engine,
             clock=self.clock,
         )
@@ -132,7 +133,8 @@ class Simulation:
 
     def recommend(self, bad):
         duration = SLOW_NS if bad and self.kind == "latency" else WELL_NS
-        failed = bad and self.kind == "errors"
+        always = self.bad_every and len(self.edges.calls) % self.bad_every == 0
+        failed = (bad and self.kind == "errors") or always
         self.clock.now += duration
         self.edges.calls.append((self.clock.now, duration, failed))
         if failed:
@@ -185,4 +187,32 @@ def test_it_degrades_once_holds_while_the_fault_lasts_and_gives_back_once(tmp_pa
     ]
     probes = [end for end, _, _ in simulation.edges.calls if on + 2 <= (end - START) // SECOND < 150]
     assert 0 < len(probes) <= 3 * (150 - on) / 5 + 3, "no more than three calls every five seconds reach the dependency"
+    simulation.audit.close()
+
+
+def test_a_dependency_that_always_failed_now_and_then_is_given_back_when_it_does_so_again(tmp_path):
+    normal = TimeWindow(START, START + 25 * SECOND)
+    simulation = Simulation(tmp_path, "latency", bad_every=100, normal=normal, max_hold_seconds=600)
+    history = [simulation.second(number, number in range(30, 60)) for number in range(140)]
+    flags = [flag for _, flag, _ in history]
+    on = flags.index(True)
+    off = flags.index(False, on)
+    assert 60 <= off <= 90
+    assert set(flags[off:]) == {False}, "it does not flap"
+    assert history[-1][0] == "ok"
+    assert history[-1][2] is BreakerState.CLOSED
+    simulation.audit.close()
+
+
+def test_a_dependency_that_stays_bad_is_held_for_the_longest_hold_and_its_breaker_goes_on_guarding(tmp_path):
+    simulation = Simulation(tmp_path, "errors", max_hold_seconds=40, cooldown_seconds=30)
+    history = [simulation.second(number, number >= 30) for number in range(240)]
+    verdicts, flags = [verdict for verdict, _, _ in history], [flag for _, flag, _ in history]
+    on = flags.index(True)
+    ended = len(verdicts) - verdicts[::-1].index("burning") if "burning" in verdicts else 0
+    off = flags.index(False, on)
+    assert off <= verdicts.index("ok", on) + 42
+    assert ended <= off, "no burn after it was given back"
+    assert set(flags[off:]) == {False}, "it does not flap"
+    assert all(state is not BreakerState.CLOSED for _, _, state in history[on + 1 :])
     simulation.audit.close()

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from opentelemetry.metrics import NoOpMeterProvider
@@ -18,7 +18,7 @@ from pasta_otel.slo.actions.audit import AuditLog
 from pasta_otel.slo.actions.engine import ActionEngine, make_flagbook
 from pasta_otel.slo.actions.health import ProbeHealth
 from pasta_otel.slo.actions.journal import Journal
-from pasta_otel.slo.actions.state import Checkpoint
+from pasta_otel.slo.actions.state import Checkpoint, Degradation
 from pasta_otel.slo.evaluation import Evaluation, SLOState
 from pasta_otel.slo.notify import Notifier
 from pasta_otel.slo.policy import parse_policy
@@ -219,7 +219,7 @@ def test_the_flag_is_held_while_the_slo_burns_far_beyond_its_ttl(world):
 def test_recovery_alone_does_not_give_it_back_evidence_does(world):
     world.tick(BURNING)
     world.health.verdict = False
-    for _ in range(100):
+    for _ in range(59):
         assert world.tick(OK) == []
     assert world.on is True
     world.health.verdict = True
@@ -233,6 +233,18 @@ def test_without_evidence_it_is_held_for_the_longest_hold_then_given_back(world)
         assert world.tick(OK) == []
     assert world.tick(OK) == REVERT
     assert world.lines()[-1]["reason"] == "no evidence for longer than max_hold_seconds"
+
+
+def test_a_dependency_that_never_is_as_it_was_is_held_for_the_longest_hold_after_the_burn(world):
+    world.tick(BURNING)
+    world.tick(BURNING, seconds=100)
+    world.health.verdict = False
+    for _ in range(59):
+        assert world.tick(OK) == []
+    assert world.tick(OK) == REVERT
+    assert world.lines()[-1]["reason"] == "the dependency is not as it was for longer than max_hold_seconds"
+    for _ in range(30):
+        assert world.tick(OK) == []
 
 
 def test_no_data_neither_acts_nor_recovers(world):
@@ -552,14 +564,16 @@ def test_wherever_it_is_killed_each_action_is_on_record_once(world, monkeypatch,
 
 
 class Edges:
-    """A store that knows one edge."""
+    """A store that knows one edge: how it was in the normal window, and how it is since."""
 
-    def __init__(self, values=(), errors=0):
+    def __init__(self, values=(), errors=0, normal=None):
         self.values, self.errors, self.windows = values, errors, []
+        self.normal = normal or Samples((), 0)
 
     def edge_durations(self, window, *, through=None, limit=2000):
         self.windows.append(window)
-        return {EdgeKey("order-api", "recommendations"): Samples(self.values, len(self.values), self.errors)}
+        since = Samples(self.values, len(self.values), self.errors)
+        return {EdgeKey("order-api", "recommendations"): self.normal if window.end_unix_nano <= START else since}
 
 
 @pytest.mark.parametrize(
@@ -579,7 +593,44 @@ def test_probes_say_whether_the_dependency_is_well(world, values, errors, expect
     store = Edges(values, errors)
     health = ProbeHealth(store, world.policy)  # limit: sqrt(10 ms * 400 ms) = 63 ms
     assert health.healthy(entry, world.clock.now + 30 * SECOND) is expected
-    assert store.windows[0].start_unix_nano == entry.since_unix_nano + int(0.8 * SECOND)
+    settled = entry.since_unix_nano + int(0.8 * SECOND)
+    since = [window.start_unix_nano for window in store.windows if window.end_unix_nano > START]
+    assert (since[0], since[-1]) == (world.clock.now + 15 * SECOND, settled)
+
+
+NS = 1_000_000
+NORMAL_WITH_ERRORS = Samples((10 * NS,) * 300, 300, errors=3)
+NORMAL_WITH_SLOW_ONES = Samples((10 * NS,) * 270 + (90 * NS,) * 30, 300)
+NORMAL = Samples((10 * NS,) * 300, 300)
+
+
+@pytest.mark.parametrize(
+    ("normal", "values", "errors", "expected"),
+    [
+        (NORMAL_WITH_ERRORS, (10 * NS,) * 120, 2, True),
+        (NORMAL_WITH_ERRORS, (10 * NS,) * 120, 12, False),
+        (NORMAL, (10 * NS,) * 120, 6, False),
+        (NORMAL_WITH_SLOW_ONES, (10 * NS,) * 108 + (90 * NS,) * 12, 0, True),
+        (NORMAL_WITH_SLOW_ONES, (10 * NS,) * 60 + (90 * NS,) * 60, 0, False),
+        (NORMAL_WITH_SLOW_ONES, (400 * NS,) * 3, 0, False),
+        (NORMAL, (10 * NS,) * 100_000, 5000, False),
+        (NORMAL_WITH_ERRORS, (10 * NS,) * 100_000, 1000, True),
+    ],
+)
+def test_what_was_normal_before_is_well_enough(world, normal, values, errors, expected):
+    world.tick(BURNING)
+    (entry,) = world.engine._journal.state.active.values()
+    health = ProbeHealth(Edges(values, errors, normal), world.policy)
+    assert health.healthy(entry, world.clock.now + 30 * SECOND) is expected
+
+
+def test_a_degradation_of_an_older_checkpoint_has_no_normal_window_and_is_judged_all_the_same(world):
+    world.tick(BURNING)
+    (entry,) = world.engine._journal.state.active.values()
+    old = {name: value for name, value in asdict(entry).items() if not name.startswith("normal_")}
+    entry = Degradation(**old)
+    assert ProbeHealth(Edges((10 * NS,) * 3), world.policy).healthy(entry, world.clock.now + 30 * SECOND) is True
+    assert ProbeHealth(Edges((10 * NS,) * 3, 2), world.policy).healthy(entry, world.clock.now + 30 * SECOND) is False
 
 
 def test_a_limit_in_the_policy_goes_before_the_attributions(world):
