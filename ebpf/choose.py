@@ -6,15 +6,22 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pasta_otel.ebpf.loaders.bcc import BccLoader
 from pasta_otel.ebpf.loaders.core import CoreLoader
 from pasta_otel.ebpf.observer import HostObserver
 from pasta_otel.ebpf.ports import Loader, Refusal, RefusedError
 from pasta_otel.ebpf.probes import OBJECT_FOLDER
 from pasta_otel.ebpf.start_reason import HELP, lockdown_reason, read_lockdown
 
-LOADERS: dict[str, Callable[[Path], Loader]] = {"core": CoreLoader, "bcc": BccLoader}
 _log = logging.getLogger(__name__)
+
+
+def make_loader(name: str, folder: Path) -> Loader:
+    """Return a loader by name."""
+    if name == "core":
+        return CoreLoader(folder)
+    from pasta_otel.ebpf.loaders.bcc import BccLoader  # noqa: PLC0415 - its imports cost time before attaching
+
+    return BccLoader(folder)
 
 
 def start_observer(
@@ -44,7 +51,7 @@ def start_observer(
             refusals[name] = Refusal("not_privileged", 0, f"{name} needs more than the loader before it")
             continue
         try:
-            return make(LOADERS[name](folder)), refusals
+            return make(make_loader(name, folder)), refusals
         except RefusedError as error:
             refusals[name] = error.refusal
             _log.warning("loader %s: %s: %s", name, error.refusal.reason, error.refusal.text)

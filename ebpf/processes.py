@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pasta_otel.ebpf.process_context import ProcessContext, context_address, published_at, read_context
 
-YOUNG_S = 60.0
-YOUNG_EVERY_S, OLD_EVERY_S = 1.0, 15.0
-"""How often a process's map is read: often while it starts (imports take their time), rarely later."""
+SOONEST_S, LATEST_S = 1.0, 15.0
+"""A process's map is read again after half its age, within these bounds: imports take their time, and then nothing
+changes."""
 
 
 def _read(path: Path) -> str | None:
@@ -106,6 +106,8 @@ class ProcessTable:
         gone = [self.processes.pop(pid) for pid in [*self.processes] if pid not in pids]
         for pid in pids:
             known = self.processes.get(pid)
+            if known is not None and not self._due(known, now, soon):
+                continue
             start = self._start(pid)
             if known is not None and start != known.start:
                 gone.append(self.processes.pop(pid))
@@ -116,7 +118,7 @@ class ProcessTable:
                 known = self.processes[pid] = Process(pid, start, first_seen_s=now)
                 appeared.append(known)
                 self._look(known, now)
-            elif self._due(known, now, soon) and self._look(known, now):
+            elif self._look(known, now):
                 changed.append(known)
         return Changes(tuple(appeared), tuple(changed), tuple(gone))
 
@@ -138,8 +140,7 @@ class ProcessTable:
 
     def _look(self, process: Process, now: float) -> bool:
         """Read a process's map; return whether something changed."""
-        young = now - process.first_seen_s < YOUNG_S
-        process.next_scan_s = now + (YOUNG_EVERY_S if young else OLD_EVERY_S)
+        process.next_scan_s = now + min(max((now - process.first_seen_s) / 2, SOONEST_S), LATEST_S)
         maps = _read(self._proc / str(process.pid) / "maps") or ""
         before = (process.context, process.libraries)
         process.address = context_address(maps)

@@ -26,25 +26,20 @@ StartReason = Literal[
 ]
 
 # first match wins: what names the true cause stands before what merely follows from it
-_PATTERNS: tuple[tuple[StartReason, re.Pattern[str]], ...] = (
-    ("bcc_missing", re.compile(r"No module named '(bcc|bpfcc)|libbcc\.so.*cannot open")),
+_PATTERNS: tuple[tuple[StartReason, str], ...] = (
+    ("bcc_missing", r"No module named '(bcc|bpfcc)|libbcc\.so.*cannot open"),
     (
         "kernel_headers_missing",
-        re.compile(r"kernel headers|CONFIG_IKHEADERS|kconfig\.h' file not found|/lib/modules/\S+/build"),
+        r"kernel headers|CONFIG_IKHEADERS|kconfig\.h' file not found|/lib/modules/\S+/build",
     ),
     (
         "not_privileged",
-        re.compile(
-            r"super-user privileges|Operation not permitted|EPERM|Permission denied|CAP_(BPF|PERFMON|SYS_ADMIN)"
-        ),
+        r"super-user privileges|Operation not permitted|EPERM|Permission denied|CAP_(BPF|PERFMON|SYS_ADMIN)",
     ),
-    ("symbol_not_found", re.compile(r"could not determine address of symbol|could not find .*symbol|no such symbol")),
-    ("symbol_not_traceable", re.compile(r"probe entry may not exist|Failed to attach BPF program .* to k(ret)?probe")),
-    ("lockdown_or_helper_denied", re.compile(r"cannot use helper|unknown func bpf_")),
-    (
-        "verifier_or_version",
-        re.compile(r"Failed to load program|Invalid argument|program too large|invalid (mem|indirect)"),
-    ),
+    ("symbol_not_found", r"could not determine address of symbol|could not find .*symbol|no such symbol"),
+    ("symbol_not_traceable", r"probe entry may not exist|Failed to attach BPF program .* to k(ret)?probe"),
+    ("lockdown_or_helper_denied", r"cannot use helper|unknown func bpf_"),
+    ("verifier_or_version", r"Failed to load program|Invalid argument|program too large|invalid (mem|indirect)"),
 )
 
 HELP: dict[StartReason, str] = {
@@ -69,7 +64,7 @@ HELP: dict[StartReason, str] = {
 
 def start_reason(error: str) -> StartReason:
     """Return the reason that an error text names."""
-    return next((reason for reason, pattern in _PATTERNS if pattern.search(error)), "unknown")
+    return next((reason for reason, pattern in _PATTERNS if re.search(pattern, error)), "unknown")
 
 
 def lockdown_reason(text: str | None) -> StartReason | None:

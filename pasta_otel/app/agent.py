@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 LOADER_CHOICES = ("auto", "core", "bcc", "files")
 MAX_STEP_S = 0.25
+FILES_NS = 5_000_000_000
+"""How often files are read: their counters are cumulative, and are scraped less often than this."""
 CUDA_DRIVER = "libcuda.so"
 log = logging.getLogger(__name__)
 Announce = Callable[[dict[str, Any]], None]
@@ -103,7 +105,7 @@ class Agent:
         self._launches: LaunchWindows | None = None
         self._hints: set[int] = set()
         self._refused_programs: dict[str, str] = {}
-        self.last_harvest_ns = 0
+        self.last_harvest_ns = self._files_due_ns = 0
 
     def attach(self) -> None:
         """Load and attach what can be; nothing here fails the agent."""
@@ -181,8 +183,10 @@ class Agent:
                     stop.wait(min(left, MAX_STEP_S, self._launches.wait_s()))
         self.collect(exports)
         self.refresh()
-        exports.poll_files()
         exports.poll_programs()
+        if self._clock.monotonic_ns() >= self._files_due_ns:
+            self._files_due_ns = self._clock.monotonic_ns() + FILES_NS
+            exports.poll_files()
 
     def refresh(self) -> None:
         """Look for processes that came or went."""

@@ -14,11 +14,10 @@ from typing import Any
 
 from opentelemetry import context as context_api
 from opentelemetry.context import Context
-from opentelemetry.trace import Span
 
 from pasta_otel import context as own_context
 from pasta_otel.context import SPAN_KEY, RowSpan
-from pasta_otel.publish.slots import NOWHERE, SlotTable, unseen_switches
+from pasta_otel.publish.slots import LOW64, RECORD, VALID, SlotTable, unseen_switches
 
 _EMPTY = Context()
 _running_loop = asyncio._get_running_loop  # noqa: SLF001 - documented; "for event loop implementers" and fast
@@ -42,30 +41,31 @@ class ContextWatcher:
     def _publisher(self) -> Callable[[Context], None]:
         """Return the function that writes a context's span into the calling thread's slot, bound for speed."""
         table, observed, green = self._table, self.observed_loops, self._green
-        slot, write, clear, running_loop = table.offset, table.write, table.clear, _running_loop
+        memory, owned, claim, running_loop = table.memory, table.owned, table.offset, _running_loop
+        pack = RECORD.pack_into
 
+        # One path, written out: it runs at every attach and detach of the application.
         def publish(context: Context) -> None:
             try:
-                offset = slot()
-                if offset == NOWHERE:
+                offset = owned.offset
+                if offset is None:
+                    offset = claim()
+                if offset < 0:
                     return
+                memory[offset + VALID] = 0
                 span: Any = context.get(SPAN_KEY)
                 if span is None:
-                    clear(offset)
                     return
                 if type(span) is RowSpan:
                     root = span.local_root
                     trace_id, span_id, flags = root.trace_id, span.span_id, root.trace_flags
-                elif isinstance(span, Span):
-                    found = span.get_span_context()
-                    trace_id, span_id, flags = found.trace_id, found.span_id, found.trace_flags
                 else:
-                    trace_id = 0
+                    trace_id, span_id, _, flags, *_ = span.get_span_context()
                 if not trace_id:
-                    clear(offset)
                     return
                 loop = running_loop()
-                write(offset, trace_id, span_id, flags, green or (loop is not None and not isinstance(loop, observed)))
+                unsure = green or (loop is not None and not isinstance(loop, observed))
+                pack(memory, offset + 8, trace_id >> 64, trace_id & LOW64, span_id, 1, flags, 0, unsure)
             except Exception:  # noqa: BLE001 - telemetry never breaks the service
                 return
 

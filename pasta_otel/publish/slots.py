@@ -24,8 +24,9 @@ VALID = 8 + 24
 STATE = 8 + 28
 NOWHERE = -1
 _TID = struct.Struct("<Q")
-_RECORD = struct.Struct(">QQQ")  # ids are big-endian on the wire, as in W3C trace context
-_LOW64 = (1 << 64) - 1
+RECORD = struct.Struct(">QQQBBHI")
+"""Ids (big-endian, as in W3C trace context), valid, flags, attribute size, then our state: anything but 0 = unsure."""
+LOW64 = (1 << 64) - 1
 
 
 class _Owned(threading.local):
@@ -65,23 +66,19 @@ class SlotTable:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self._thread_id, self._alive = thread_id, alive or _is_thread
         self._lock = threading.Lock()
-        self._owned = _Owned()
+        self.owned = _Owned()
         self.homeless = 0
 
     def offset(self) -> int:
-        """Return where the calling thread's slot begins; ``NOWHERE`` when all its places are taken."""
-        offset = self._owned.offset
+        """Return where the calling thread's slot begins; ``NOWHERE`` (below 0) when all its places are taken."""
+        offset = self.owned.offset
         return offset if offset is not None else self._claim()
 
     def write(self, offset: int, trace_id: int, span_id: int, flags: int, unsure: bool = False) -> None:
         """Publish a span in the calling thread's own slot."""
-        memory = self.memory
-        valid = offset + VALID
-        memory[valid] = 0
-        _RECORD.pack_into(memory, offset + 8, trace_id >> 64, trace_id & _LOW64, span_id)
-        memory[valid + 1] = flags & 0xFF
-        memory[offset + STATE] = unsure
-        memory[valid] = 1
+        self.memory[offset + VALID] = 0
+        # fields are written in their order, so the ids are whole when "valid" follows them
+        RECORD.pack_into(self.memory, offset + 8, trace_id >> 64, trace_id & LOW64, span_id, 1, flags & 0xFF, 0, unsure)
 
     def clear(self, offset: int) -> None:
         """Say that the calling thread has no span."""
@@ -97,9 +94,9 @@ class SlotTable:
                 _TID.pack_into(self.memory, offset, tid)
             else:
                 self.homeless += 1
-        self._owned.offset = offset
+        self.owned.offset = offset
         if offset != NOWHERE:
-            self._owned.keeper = _Keeper(lambda: self._release(offset, tid))
+            self.owned.keeper = _Keeper(lambda: self._release(offset, tid))
         return offset
 
     def _free_place(self, tid: int) -> int:
@@ -118,7 +115,7 @@ class SlotTable:
     def forget_threads(self) -> None:
         """Start anew in a forked child: only its one thread is there, under another id."""
         self._lock = threading.Lock()
-        self._owned = _Owned()
+        self.owned.offset = self.owned.keeper = None  # the same object: whoever publishes holds it
         self.memory[:] = bytes(len(self.memory))
 
 

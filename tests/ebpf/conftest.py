@@ -33,7 +33,20 @@ def standin(tmp_path_factory) -> Path:
     if shutil.which("gcc") is None:
         pytest.skip("no gcc for the stand-in library")
     target = tmp_path_factory.mktemp("standin") / "libcuda.so.1"
-    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", target, HERE / "standin.c"], check=True)
+    subprocess.run(
+        [
+            "gcc",
+            "-O1",
+            "-fno-omit-frame-pointer",
+            "-fcf-protection=none",
+            "-shared",
+            "-fPIC",
+            "-o",
+            target,
+            HERE / "standin.c",
+        ],
+        check=True,
+    )
     target.parent.chmod(0o755)
     return target
 
