@@ -16,6 +16,7 @@ from pasta_otel.app import build_row_sink, prepare_app_telemetry, setup_app_tele
 from pasta_otel.app.capture_flag import follow_capture_flag
 from pasta_otel.app.debug import log_when_debugging
 from pasta_otel.app.gpu_capture import GpuInstrumentation, build_gpu_capture
+from pasta_otel.arguments import check_model, check_models, check_offers, check_rate, check_row_limit, check_set_up
 from pasta_otel.config import load_settings
 from pasta_otel.errors import PastaError
 from pasta_otel.gpu.torch.annotate import use_provider
@@ -157,12 +158,18 @@ def instrument(  # noqa: PLR0913 - keyword-only options, each with a default
         set_up: Whether to set up a provider when there is none; by default not under ``opentelemetry-instrument``.
 
     Raises:
-        InputError: A ``PASTA_*`` setting cannot be read.
+        InputError: An argument is wrong, or a ``PASTA_*`` setting cannot be read; nothing was done then.
     """
     global _running  # noqa: PLW0603 - one per process, as the hooks it installs are
+    sampling_rate, row_limit = check_rate(sampling_rate), check_row_limit(row_limit)
+    check_offers(tracer_provider, "get_tracer", "tracer_provider")
+    check_offers(meter_provider, "get_meter", "meter_provider")
+    check_offers(sink, "offer", "sink")
+    check_set_up(set_up)
+    named = check_models(models)
     with _lock:
         log_when_debugging()
-        for name, model in (models or {}).items():
+        for name, model in named.items():
             _names.name(model, name)
         if _running is not None:
             if set_up:
@@ -188,7 +195,12 @@ def uninstrument() -> None:
 
 
 def name_model(model: Any, name: str) -> None:
-    """Give a root module its own name, for programs that run several models."""
+    """Give a root module its own name, for programs that run several models.
+
+    Raises:
+        InputError: This is no module, or no name.
+    """
+    check_model(model, name, "name_model")
     _names.name(model, name)
 
 

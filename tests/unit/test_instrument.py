@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from opentelemetry import trace
@@ -19,7 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from torch.nn.modules import module
 
 import pasta_otel
-from pasta_otel import semconv
+from pasta_otel import instrumentation, semconv
 from pasta_otel.errors import InputError
 from pasta_otel.instrumentation import PastaInstrumentor
 from pasta_otel.pipeline import CaptureState, CaptureTarget, Pipeline
@@ -313,3 +314,68 @@ def test_rows_reach_a_sink_that_is_connected_late():
     pipeline.offer("row")
     assert rows == ["row"]
     assert pipeline.disconnect() is rows
+
+
+class Slotted:
+    __slots__ = ("_modules",)
+
+    def __init__(self):
+        self._modules = {}
+
+
+MODEL = Block()
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        *(("sampling_rate", bad) for bad in ("x", "0.5", float("nan"), float("inf"), 5, -1, True, object(), [0.1])),
+        *(("row_limit", bad) for bad in (-1, 1.5, "2000", None, True)),
+        *(("tracer_provider", bad) for bad in (5, "otlp", object(), TracerProvider)),
+        *(("meter_provider", bad) for bad in (5, object(), MeterProvider)),
+        *(("sink", bad) for bad in (5, object(), print, Rows)),
+        *(("set_up", bad) for bad in (1, "no")),
+        *(("models", bad) for bad in ({"": MODEL}, {" ": MODEL}, {5: MODEL}, {"a": MODEL, "b": MODEL}, [MODEL], MODEL)),
+        *(("models", {"x": bad}) for bad in (5, None, "model", object(), Block, Slotted())),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_named_at_the_call_and_nothing_is_instrumented(argument, value):
+    with pytest.raises(InputError, match=f"^{argument}: ") as raised:
+        pasta_otel.instrument(**{argument: value})
+    assert raised.value.field == argument
+    assert instrumentation._running is None
+
+
+def test_a_wrong_argument_is_named_also_when_it_is_already_instrumented():
+    app = App()
+    with pytest.raises(InputError, match=r"^sampling_rate: "):
+        pasta_otel.instrument(sampling_rate=float("nan"))
+    app.close()
+
+
+@pytest.mark.parametrize(("model", "name"), [(5, "x"), (MODEL, ""), (MODEL, None)])
+def test_a_wrong_name_of_a_model_is_refused(model, name):
+    with pytest.raises(InputError, match=r"^name_model: "):
+        pasta_otel.name_model(model, name)
+
+
+@pytest.mark.parametrize("rate", [0, 1, 0.0, 1.0, 0.25, np.float32(0.5), np.float64(0.5)])
+def test_every_real_share_is_taken(rate):
+    app = App(sampling_rate=rate, row_limit=0, models={"ranker": Block()})
+    with app.request():
+        Block()(torch.ones(1, 4))
+    app.close()
+
+
+def test_whatever_fails_in_the_selection_does_not_reach_the_request_and_is_said_once(caplog):
+    def choose(trace_id, operation):
+        raise ValueError("cannot choose")
+
+    app = App()
+    app.running.modules._watch._select = choose
+    for _ in range(3):
+        with app.request():
+            Block()(torch.ones(1, 4))
+    assert [span.name for span in app.exporter.get_finished_spans()] == ["request"] * 3
+    assert [record.exc_info[0] for record in caplog.records] == [ValueError]
+    app.close()

@@ -7,6 +7,7 @@ least one selected trace is open, the listener's hooks are installed; otherwise 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 import weakref
@@ -18,6 +19,7 @@ from opentelemetry.trace import SpanContext
 
 from pasta_otel.context import selected
 
+_log = logging.getLogger(__name__)
 DEFAULT_ROW_LIMIT = 2000
 """Rows per trace and process: a 48-layer transformer has about 600 modules a forward pass (4 passes fit)."""
 
@@ -87,7 +89,7 @@ class TraceWatch:
         self._select, self._listener, self._row_limit = select, listener, row_limit
         self._lock = threading.Lock()
         self._lost: deque[tuple[int, int]] = deque()
-        self._closed = False
+        self._closed = self._failed = False
         self.active: dict[int, ActiveTrace] = {}
         if hasattr(os, "register_at_fork"):
             own = weakref.WeakMethod(self._after_fork)
@@ -96,10 +98,16 @@ class TraceWatch:
     # -- the SDK's SpanProcessor ---------------------------------------------------------------------------------------
 
     def on_start(self, span: Any, parent_context: object = None) -> None:
-        """Open a trace when its local root starts (SDK callback)."""
+        """Open a trace when its local root starts (SDK callback); never raises into the program's request."""
         del parent_context
         if self._closed:
             return
+        try:
+            self._start(span)
+        except Exception:  # noqa: BLE001 - telemetry never breaks the service
+            self._fail()
+
+    def _start(self, span: Any) -> None:
         context = span.get_span_context()
         if not context.trace_flags.sampled:
             return
@@ -111,11 +119,14 @@ class TraceWatch:
             self._open(span, context)
 
     def on_end(self, span: Any) -> None:
-        """Close a trace when its last local root has ended (SDK callback)."""
-        context = span.context
-        trace = self.active.get(context.trace_id)
-        if trace is not None and context.span_id in trace.open_roots:
-            self._close(context.trace_id, context.span_id)
+        """Close a trace when its last local root has ended (SDK callback); never raises, as above."""
+        try:
+            context = span.context
+            trace = self.active.get(context.trace_id)
+            if trace is not None and context.span_id in trace.open_roots:
+                self._close(context.trace_id, context.span_id)
+        except Exception:  # noqa: BLE001 - as above
+            self._fail()
 
     def _on_ending(self, span: object) -> None:
         """Do nothing (SDK callback)."""
@@ -132,6 +143,11 @@ class TraceWatch:
         return True
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def _fail(self) -> None:
+        if not self._failed:  # once: a request may come a thousand times a second
+            self._failed = True
+            _log.warning("a trace's module spans are not recorded; further failures stay silent", exc_info=True)
 
     def _open(self, span: Any, context: SpanContext) -> None:
         reference = weakref.ref(span, self._note_lost(context.trace_id, context.span_id))
