@@ -18,7 +18,7 @@ LIBRARY = "libsanitizer-public.so"
 ARCHITECTURES = (75, 80, 90, 100, 120)
 """Machine code of one serves every later minor version: 80 also 86 and 89, 100 also 103, 120 also 121."""
 _PACKAGED = ("nvidia/cu13/compute-sanitizer", "nvidia/sanitizer/compute-sanitizer", "nvidia/cuda_sanitizer_api")
-_FLAGS = ("-fatbin", "--keep-device-functions", "-Xptxas", "--compile-as-tools-patch")
+PATCH_FLAGS = ("-fatbin", "--keep-device-functions", "-Xptxas", "--compile-as-tools-patch")
 _TIMEOUT_S = 120
 
 
@@ -112,7 +112,7 @@ def compile_patch(nvcc: str, target: Path, architectures: Iterable[int] = ARCHIT
     codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in architectures]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
-        command = [nvcc, *codes, *_FLAGS, str(source()), "-o", str(built)]
+        command = [nvcc, *codes, *PATCH_FLAGS, str(source()), "-o", str(built)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         if done.returncode:
             reason = (done.stderr or done.stdout).strip().splitlines() or ["no message"]

@@ -6,7 +6,7 @@ Callbacks run in the thread that made the CUDA call and take Python's interprete
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -119,12 +119,14 @@ class Sanitizer:
 
     Args:
         path: Its file.
+        patches: Device functions by ``Sanitizer_InstructionId``.
 
     Raises:
         MissingError: It cannot be loaded, or lacks a function.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, patches: Mapping[int, bytes] = PATCHES) -> None:
+        self._patches = patches
         try:
             library = ctypes.CDLL(path)
             self._functions = {name: library[name] for name in _ARGUMENTS}
@@ -165,7 +167,7 @@ class Sanitizer:
 
     def patch(self, module: int) -> None:
         """Insert the calls of our device functions into a module's machine code."""
-        for instruction, function in PATCHES.items():
+        for instruction, function in self._patches.items():
             self._call("sanitizerPatchInstructions", instruction, module, function)
         self._call("sanitizerPatchModule", module)
 
