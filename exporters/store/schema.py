@@ -60,10 +60,19 @@ def connect(path: str, *, memory_limit_bytes: int, threads: int) -> Any:
         raise _cannot_open(path, str(error)) from error
     try:
         _prepare(connection, path)
+    except duckdb.Error as error:
+        connection.close()
+        raise damaged(path, error) from error
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def damaged(path: str, error: Exception) -> InputError:
+    """Return what to say of a file that opens but cannot be read."""
+    why = (str(error).splitlines() or [type(error).__name__])[0]
+    return InputError(f"is damaged ({why}); move it away to start anew, or restore it", file=path, kind="store")
 
 
 def _cannot_open(path: str, why: str) -> InputError | MissingError:

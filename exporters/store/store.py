@@ -20,7 +20,7 @@ from pasta_otel.exporters.store import counts, examples
 from pasta_otel.exporters.store.dimensions import Dimensions
 from pasta_otel.exporters.store.questions import Questions
 from pasta_otel.exporters.store.retention import Retention
-from pasta_otel.exporters.store.schema import MEMORY, connect
+from pasta_otel.exporters.store.schema import MEMORY, connect, damaged
 from pasta_otel.exporters.store.traces import HELD_COLUMNS, Closing, OpenTraces
 from pasta_otel.exporters.store.writer import Writer
 from pasta_otel.model import (
@@ -145,13 +145,17 @@ class DuckDBSpanStore:
 
         Raises:
             MissingError: DuckDB is not installed, or another process holds the file; names its pid.
-            InputError: The file is not a store of this version.
+            InputError: The file is not a store of this version, or is damaged.
         """
         config = config or StoreConfig()
         connection = connect(path, memory_limit_bytes=config.memory_limit_bytes, threads=config.threads)
         ledger = ledger or Ledger([cls.name])
         in_memory = path == MEMORY
-        return cls(connection, config, ledger, clock or SystemClock(), in_memory=in_memory, meter=meter)
+        try:
+            return cls(connection, config, ledger, clock or SystemClock(), in_memory=in_memory, meter=meter)
+        except Exception as error:  # whatever a damaged file makes of the first look at its tables
+            connection.close()
+            raise damaged(path, error) from error
 
     # ---- in
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pasta_otel.errors import InputError
+from pasta_otel.config import load_settings
+from pasta_otel.errors import InputError, PastaError
 from pasta_otel.slo.attribution.question import DEFAULT_BASELINE, DEFAULT_WINDOW
 from pasta_otel.slo.sources.question import ask
 
-DEFAULT_SERVER = "http://127.0.0.1:4320"
 KEEP_ALL_S, KEEP_ALL_BYTES = 4e9, 2**60  # asking about an old file must not make it forget: since 1970, 1 EiB
 EXIT_CAUSE, EXIT_NO_CAUSE, EXIT_NO_DATA = 0, 1, 3
 
@@ -29,7 +28,7 @@ EXIT_CAUSE, EXIT_NO_CAUSE, EXIT_NO_DATA = 0, 1, 3
     "--baseline", default=DEFAULT_BASELINE, show_default=True, help="What is normal: the time before, or START/END."
 )
 @click.option("--threshold-ms", default=None, type=float, help="A request that takes longer is bad.")
-@click.option("--server", default=None, metavar="URL", help=f"Ask this sidecar or controller  [{DEFAULT_SERVER}]")
+@click.option("--server", default=None, metavar="URL", help="Ask this sidecar or controller.  [PASTA_CONTROLLER_URL]")
 @click.option("--store", default=None, metavar="FILE", help="Open this span store, when nobody holds it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
@@ -56,8 +55,10 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter an option
         "threshold_ms": threshold_ms,
     }
     question = {name: value for name, value in question.items() if value is not None}
-    token = os.environ.get("PASTA_API_TOKEN")
-    answer = ask_store(Path(store), question) if store else ask(server or DEFAULT_SERVER, question, token=token)
+    settings = load_settings()
+    token = settings["PASTA_API_TOKEN"] or None
+    url = server or settings["PASTA_CONTROLLER_URL"]
+    answer = ask_store(Path(store), question) if store else ask(url, question, token=token)
     text = json.dumps(answer, indent=2, allow_nan=False) if as_json else "\n".join(lines(answer))
     click.echo(text)
     ctx.exit(exit_code(answer))
@@ -79,6 +80,10 @@ def ask_store(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     store = DuckDBSpanStore.open(str(path), config=StoreConfig(max_age_s=KEEP_ALL_S, max_bytes=KEEP_ALL_BYTES))
     try:
         return answerer(AttributionEngine(store, store), time.time_ns)(question)
+    except PastaError:
+        raise
+    except Exception as error:  # a file whose first tables can be read may be damaged further in
+        raise InputError(f"cannot be read: {str(error).partition(chr(10))[0]}", file=str(path), kind="store") from error
     finally:
         store.close()
 
