@@ -9,6 +9,18 @@ from pathlib import Path
 from pasta_otel.config import Settings
 from pasta_otel.errors import InputError
 
+DAY_SECONDS = 86_400.0
+# attribute -> (option, least, most, units of the attribute in one unit of the option)
+RANGES: Mapping[str, tuple[str, float, float, float]] = {
+    "otlp_grpc_port": ("--otlp-grpc-port", 0, 65535, 1),
+    "otlp_http_port": ("--otlp-http-port", 0, 65535, 1),
+    "api_port": ("--api-port", 0, 65535, 1),
+    "store_max_bytes": ("--store-max-mib", 1, 2**40, 1024**2),
+    "store_max_age_seconds": ("--store-max-hours", 0.001, 1e6, 3600.0),
+    "tick_seconds": ("--tick", 0.001, DAY_SECONDS, 1),
+    "grace_seconds": ("--grace", 0, 7 * DAY_SECONDS, 1),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class SidecarOptions:
@@ -65,17 +77,30 @@ class SidecarOptions:
     tls_key: str = ""
 
     def __post_init__(self) -> None:
-        """Check what would otherwise fail late."""
-        if self.tick_seconds <= 0:
-            raise InputError("must be above 0", field="--tick")
-        if self.grace_seconds < 0:
-            raise InputError("must not be negative", field="--grace")
+        """Check what would otherwise fail late; an error names the option of the command line."""
+        for field_name, (option, least, most, shown_as) in RANGES.items():
+            value = getattr(self, field_name) / shown_as
+            if not least <= value <= most:  # NaN is in no range
+                raise InputError(f"expected a number from {least:g} to {most:g}, got {value:g}", field=option)
+        if not self.host.strip():
+            raise InputError("expected an address to listen on", field="--host")
         if bool(self.tls_certificate) != bool(self.tls_key):
-            raise InputError("certificate and key belong together", field="--tls-key")
+            given, lacking = ("--tls-certificate", "--tls-key")[:: 1 if self.tls_certificate else -1]
+            raise InputError(f"certificate and key belong together: {lacking} is missing", field=given)
         if not self.receive and not self.slo_paths:
             raise InputError("a controller needs SLO files to watch", field="--slo")
-        if self.policy and self.state_dir is None:
-            raise InputError("a policy needs a directory for its audit", field="--state")
+        if self.state_dir is None:
+            self._refuse_without_state()
+
+    def _refuse_without_state(self) -> None:
+        """Refuse what would have no effect: without a directory for the audit nothing acts."""
+        for option, value, why in (
+            ("--policy", self.policy, "a policy needs a directory for its audit"),
+            ("--audit", self.audit, "nothing acts, so nothing is audited, without a directory for state"),
+            ("--flagd-file", self.flagd_file, "there are no flags to write without a directory for state"),
+        ):
+            if value:
+                raise InputError(f"{why}: give --state too", field=option)
 
 
 def api_token(environ: Mapping[str, str], settings: Settings) -> str:

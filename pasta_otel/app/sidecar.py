@@ -13,15 +13,16 @@ from typing import Any
 
 from pasta_otel.app.devices import DeviceWatch, watch_devices
 from pasta_otel.app.options import SidecarOptions, api_token
+from pasta_otel.app.preflight import check_files, chosen_windows
 from pasta_otel.app.questions import Questions
 from pasta_otel.app.response import response_of
-from pasta_otel.app.selfwatch import SelfTelemetry, build_self_telemetry
+from pasta_otel.app.selfwatch import build_self_telemetry
 from pasta_otel.app.sources import build_sources, planned_maintenance, watches_points
-from pasta_otel.app.standby import StandbyResponse
-from pasta_otel.app.upstream import forward_config
+from pasta_otel.app.upstream import forward_config, refuse_loop
 from pasta_otel.clock import Clock, SystemClock
 from pasta_otel.config import Settings, load_settings
 from pasta_otel.ebpf.hostfiles import HostSampler
+from pasta_otel.errors import InputError
 from pasta_otel.exporters.api.app import ApiProviders, create_app
 from pasta_otel.exporters.api.server import ApiServer
 from pasta_otel.exporters.forward import Forwarder
@@ -35,7 +36,7 @@ from pasta_otel.slo.leader import FileLeader
 from pasta_otel.slo.spec.load import load
 from pasta_otel.slo.spec.model import SLO
 from pasta_otel.slo.state import FileState
-from pasta_otel.slo.windows import load_windows
+from pasta_otel.slo.windows import BurnRateWindows
 
 DRAIN_SECONDS = 10.0
 HOST_SAMPLE_SECONDS = 1.0
@@ -69,6 +70,8 @@ class Sidecar:
     ) -> None:
         environ = os.environ if environ is None else environ
         self._options, self._clock = options, clock or SystemClock()
+        check_files(options)
+        windows = chosen_windows(options.windows)
         slos = load(options.slo_paths).slos if options.slo_paths else ()
         forward = forward_config(options, environ)
         self._stop_threads = threading.Event()
@@ -106,7 +109,7 @@ class Sidecar:
             self._response = response_of(options, self.store, self._clock, self._own.meter, environ, self._leader)
             if self._response is not None:
                 undo.callback(self._response.stop)
-            self._controller = self._build_controller(slos, self._response, self._own)
+            self._controller = self._build_controller(slos, windows)
             self._api = self._build_api(slos, options.token or api_token(environ, settings))
             undo.pop_all()
 
@@ -134,6 +137,9 @@ class Sidecar:
         if self._response is not None:
             self._response.start()
         await self._receiver.start()
+        if self._options.upstream:  # the ports of our own choice are known only now
+            ports = (self._receiver.grpc_port, self._receiver.http_port)
+            await asyncio.to_thread(refuse_loop, self._options, ports)
         await asyncio.to_thread(self._api.start)
         if self._sampler is not None:
             self._spawn("pasta-host", self._watch_host)
@@ -211,9 +217,7 @@ class Sidecar:
             meter=self._own.meter,
         )
 
-    def _build_controller(
-        self, slos: Sequence[SLO], response: StandbyResponse | None, own: SelfTelemetry
-    ) -> SLOController | None:
+    def _build_controller(self, slos: Sequence[SLO], windows: BurnRateWindows) -> SLOController | None:
         if not slos:
             return None
         grace_ns = int(self._options.grace_seconds * 1e9)
@@ -221,19 +225,20 @@ class Sidecar:
         parts = Parts(
             source=self._sources.source,
             examples=self._sources.spans,
-            attributor=self._attributor(own),
-            responder=response,
+            attributor=self._attributor(),
+            responder=self._response,
             state=FileState(Path(state_dir) / "slo.json") if state_dir else None,
-            meter=own.meter,
-            tracer=own.tracer,
+            meter=self._own.meter,
+            tracer=self._own.tracer,
             clock=self._clock,
             leader=self._leader,
             maintenance=self._maintenance,
         )
-        return SLOController(slos, load_windows(self._options.windows), parts, grace_ns=grace_ns)
+        return SLOController(slos, windows, parts, grace_ns=grace_ns)
 
-    def _attributor(self, own: SelfTelemetry) -> AttributionEngine:
-        return AttributionEngine(self.store, self.store, clock=self._clock, meter=own.meter, tracer=own.tracer)
+    def _attributor(self) -> AttributionEngine:
+        meter, tracer = self._own.meter, self._own.tracer
+        return AttributionEngine(self.store, self.store, clock=self._clock, meter=meter, tracer=tracer)
 
     def _build_api(self, slos: Sequence[SLO], token: str) -> ApiServer:
         options = self._options
@@ -246,7 +251,7 @@ class Sidecar:
             actions=engine.recent if engine else None,
             ledger=lambda: self.ledger.snapshot().as_dict(),
             trace=questions.trace,
-            attribute=answerer(self._attributor(self._own), self._clock.unix_nano, {slo.name: slo.sli for slo in slos}),
+            attribute=answerer(self._attributor(), self._clock.unix_nano, {slo.name: slo.sli for slo in slos}),
             metrics=self._own.render,
             health=self._health,
         )
@@ -278,4 +283,8 @@ async def _serve(options: SidecarOptions, announce: Announce) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await Sidecar(options).run(stop, announce)
+    try:
+        sidecar = Sidecar(options)
+    except OSError as error:  # a file that the options or settings name and that no check above knew to be unusable
+        raise InputError(error.strerror or str(error), file=str(error.filename or "") or None) from error
+    await sidecar.run(stop, announce)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 from pasta_otel.app.options import SidecarOptions
 from pasta_otel.errors import InputError
 from pasta_otel.exporters.forward import ForwardConfig
 from pasta_otel.exporters.otlp.config import OtlpConfig
+from pasta_otel.exporters.otlp.transport import tls_context
 
-LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}  # noqa: S104  # compared with, not bound to
+OPTION, VARIABLE = "--upstream", "OTEL_EXPORTER_OTLP_ENDPOINT"
+DEFAULT_PORTS = {"http": 80, "https": 443, "": 443}  # gRPC without a scheme is gRPC over TLS
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def forward_config(options: SidecarOptions, environ: Mapping[str, str]) -> ForwardConfig | None:
     """Return the destination of ``options.upstream``, with headers, TLS and time-outs of ``OTEL_EXPORTER_OTLP_*``.
 
     Raises:
-        InputError: The destination cannot be used, or is this sidecar's own port.
+        InputError: The destination cannot be used, or is this sidecar's own port; names the option, or the variable
+            where that gave it.
     """
     if not options.upstream:
         return None
@@ -26,17 +32,97 @@ def forward_config(options: SidecarOptions, environ: Mapping[str, str]) -> Forwa
         for name, value in environ.items()
         if name.startswith("OTEL_EXPORTER_OTLP_") and not name.endswith(("_ENDPOINT", "_PROTOCOL"))
     }
-    general |= {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": options.upstream,
-        "OTEL_EXPORTER_OTLP_PROTOCOL": options.upstream_protocol,
-    }
-    traces = OtlpConfig.from_env(general, "traces")
-    _refuse_loop(traces.target, options)
-    return ForwardConfig(traces, OtlpConfig.from_env(general, "metrics"))
+    general |= {VARIABLE: options.upstream, "OTEL_EXPORTER_OTLP_PROTOCOL": options.upstream_protocol}
+    named = VARIABLE if environ.get(VARIABLE) == options.upstream else OPTION
+    _check_url(options.upstream, named)
+    try:
+        traces, metrics = (OtlpConfig.from_env(general, signal) for signal in ("traces", "metrics"))
+    except InputError as error:
+        if error.field != VARIABLE:
+            raise
+        raise InputError(error.message, field=named) from error
+    _check_certificates(traces)
+    _check_certificates(metrics)
+    refuse_loop(options, (options.otlp_grpc_port, options.otlp_http_port), named)
+    return ForwardConfig(traces, metrics)
 
 
-def _refuse_loop(target: str, options: SidecarOptions) -> None:
-    parts = urlsplit(f"//{target}")
-    local = parts.hostname in LOOPBACK or parts.hostname == options.host
-    if local and parts.port in {options.otlp_grpc_port, options.otlp_http_port}:
-        raise InputError(f"{target} is this sidecar's own port: spans would go round for ever", field="--upstream")
+def refuse_loop(options: SidecarOptions, ports: Iterable[int | None], named: str = OPTION) -> None:
+    """Refuse an upstream that is one of our own ports, however its address is spelt.
+
+    Args:
+        options: The upstream, and the address that we listen on.
+        ports: The ports that we listen on; 0 and None are none.
+        named: What the error names.
+
+    Raises:
+        InputError: Spans would go round for ever.
+    """
+    host, port = _host_and_port(options.upstream)
+    if not options.receive or port not in {own for own in ports if own}:
+        return
+    if _reaches_us(_addresses(host), _addresses(options.host)):
+        raise InputError(f"{host}:{port} is this sidecar's own port: spans would go round for ever", field=named)
+
+
+def _reaches_us(there: Iterable[Address], here: Iterable[Address]) -> bool:
+    own = set(here)
+    if any(address.is_unspecified for address in own):
+        return any(_is_of_this_machine(address) for address in there)
+    return any(address in own for address in map(_as_connected, there))
+
+
+def _as_connected(address: Address) -> Address:
+    """Return what a connection to the wildcard address reaches: loopback."""
+    if not address.is_unspecified:
+        return address
+    return ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
+
+
+def _is_of_this_machine(address: Address) -> bool:
+    """Return whether an address is one of our own interfaces': only such a one can be bound."""
+    if address.is_unspecified or address.is_loopback:
+        return True
+    try:
+        with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
+
+
+def _addresses(host: str) -> set[Address]:
+    """Return every address of a name, short forms as ``127.1`` too; none when it cannot be resolved now."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]").rstrip("."), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return set()
+    plain = (ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found)
+    return {getattr(address, "ipv4_mapped", None) or address for address in plain}
+
+
+def _host_and_port(upstream: str) -> tuple[str, int]:
+    parts = urlsplit(upstream if "//" in upstream else f"//{upstream}")
+    return parts.hostname or "", parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
+
+
+def _check_url(upstream: str, named: str) -> None:
+    try:
+        host, _ = _host_and_port(upstream)
+    except ValueError as error:  # a port that is no number or above 65535, a bracket without its partner
+        raise InputError(f"{error}", field=named) from error
+    scheme = upstream.partition("//")[0].removesuffix(":").lower() if "//" in upstream else ""
+    if not host or scheme not in DEFAULT_PORTS or any(letter.isspace() for letter in upstream):
+        raise InputError("expected a URL with a host, as http://collector:4318", field=named)
+
+
+def _check_certificates(config: OtlpConfig) -> None:
+    if urlsplit(config.endpoint).scheme == "http":
+        return
+    try:
+        tls_context(config)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        files = ", ".join(file for file in (config.certificate, config.client_certificate, config.client_key) if file)
+        why = getattr(error, "strerror", None) or str(error)
+        named = "OTEL_EXPORTER_OTLP_CERTIFICATE"
+        raise InputError(f"cannot be used: {why}", file=files or None, field=named) from error
