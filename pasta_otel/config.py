@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from pasta_otel.errors import InputError
+from pasta_otel.yamldepth import check_depth
 
 
 def _boolean(text: str) -> bool:
@@ -184,12 +185,17 @@ def _parse(setting: Setting, text: str, *, file: str | None, field: str) -> Any:
 
 def _read_yaml(path: str) -> dict[str, Any]:
     try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        check_depth(text)
+        document = yaml.safe_load(text)
     except OSError as error:
         raise InputError(error.strerror or str(error), file=path) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise InputError("not valid YAML", file=path, line=mark.line + 1 if mark else None) from error
+        why = getattr(error, "problem", None) or "cannot be parsed"
+        raise InputError(f"not valid YAML: {why}", file=path, line=mark.line + 1 if mark else None) from error
+    except (ValueError, TypeError) as error:  # not UTF-8, a date that is none, a list as a key
+        raise InputError(f"not valid YAML: {error}", file=path) from error
     if document is None:
         return {}
     if not isinstance(document, dict):

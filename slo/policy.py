@@ -14,6 +14,7 @@ import yaml
 
 from pasta_otel import semconv
 from pasta_otel.errors import InputError
+from pasta_otel.yamldepth import check_depth
 
 Mode = Literal["off", "dry_run", "enforce"]
 ChannelType = Literal["log", "webhook"]
@@ -123,7 +124,9 @@ def load_policy(path: Path | str) -> Policy:
     """
     file = str(path)
     try:
-        document = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+        text = Path(path).read_text(encoding="utf-8")
+        check_depth(text)
+        document = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise InputError(error.strerror or str(error), file=file) from error
     except UnicodeDecodeError as error:
@@ -132,6 +135,8 @@ def load_policy(path: Path | str) -> Policy:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or "not valid YAML"
         raise InputError(problem, file=file, line=mark.line + 1 if mark else None) from error
+    except (ValueError, TypeError) as error:  # a date that is none, a number of 5,000 digits, a list as a key
+        raise InputError(f"not valid YAML: {error}", file=file) from error
     return parse_policy(document, file)
 
 

@@ -37,7 +37,7 @@ async def read_object(request: Request) -> Mapping[str, Any]:
     body = await read_body(request)
     try:
         document = json.loads(body) if body else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON: {error}", field="body") from error
     if not isinstance(document, dict):
         raise InputError("expected an object", field="body")

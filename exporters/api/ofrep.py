@@ -67,7 +67,7 @@ async def _bad_context(request: Request) -> Mapping[str, str] | None:
         return None
     try:
         document = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return {"errorCode": "PARSE_ERROR", "errorDetails": f"body is not JSON: {error}"}
     if not isinstance(document, dict):
         return {"errorCode": "PARSE_ERROR", "errorDetails": "body: expected an object"}

@@ -130,7 +130,7 @@ def _parse(text: str) -> Mapping[str, Any] | None:
         return None
     try:
         entry = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) and isinstance(entry.get("seq"), int) else None
 

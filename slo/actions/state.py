@@ -166,6 +166,6 @@ class Checkpoint:
             return from_json(json.loads(self._path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return ActionState()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             _log.warning("%s: %s; state is rebuilt from the audit", self._path, error)
             return ActionState()

@@ -1,0 +1,24 @@
+"""How deep YAML may nest, decided before anything recurses into it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+DEPTH_LIMIT = 64
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def check_depth(text: str) -> None:
+    """Refuse a text that nests deeper than DEPTH_LIMIT levels.
+
+    Raises:
+        yaml.MarkedYAMLError: It does, or it is not YAML; with the line.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEPTH_LIMIT:
+            mark: Any = event.start_mark
+            raise yaml.MarkedYAMLError(problem=f"nested deeper than {DEPTH_LIMIT} levels", problem_mark=mark)
