@@ -82,6 +82,48 @@ def test_the_text_report_names_the_stride_and_what_to_do(analyze):
     assert "structure of arrays" in done.stdout
 
 
+def test_the_report_names_the_programs_line_and_not_the_librarys(analyze, tmp_path):
+    package = tmp_path / "site-packages" / "cupy"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("def call(function, *arguments): function(*arguments)\n")
+    program = """
+import cupy
+class Layer:
+    def forward(self): cupy.call(fake.fake_launch, context, stream(1), b"k", 1, 1)
+layer = Layer()
+for _ in range(3): layer.forward()
+cupy.call(fake.fake_launch, context, stream(1), b"k", 1, 1)
+"""
+    done = analyze(program, "--json", PYTHONPATH=str(package.parent))
+    lines = (PROGRAM + program).splitlines()
+    script = tmp_path / "program.py"
+    assert kernels(done)["k"]["sources"] == [
+        {"source": f"{script}:{len(lines) - 3} Layer.forward", "launches": 3},
+        {"source": f"{script}:{len(lines)} <module>", "launches": 1},
+    ]
+    text = analyze(program, PYTHONPATH=str(package.parent)).stdout
+    assert "Layer.forward  (3)" in text
+
+
+def test_sigterm_without_a_handler_loses_no_result(analyze):
+    done = analyze('launch(1, "k", 5, 1)\nos.kill(os.getpid(), 15)\nimport time; time.sleep(30)', "--json")
+    assert done.returncode == 128 + signal.SIGTERM
+    assert kernels(done)["k"]["global"]["load"]["requests"] == 5
+
+
+def test_a_forked_child_writes_nothing_over_its_parents_result(analyze):
+    done = analyze(
+        """
+launch(1, "k", 5, 1)
+if os.fork() == 0: sys.exit(0)
+os.wait()
+""",
+        "--json",
+    )
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["launches"]["analysed"] == 1
+
+
 def test_with_json_the_programs_output_goes_to_stderr_unless_the_report_has_a_file(analyze, tmp_path):
     program = 'launch(1, "k", 1, 1)\nprint("from the program")'
     done = analyze(program, "--json")

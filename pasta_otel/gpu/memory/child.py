@@ -5,9 +5,12 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from pasta_otel.errors import PastaError
@@ -15,6 +18,8 @@ from pasta_otel.errors import PastaError
 JOB = "PASTA_ANALYZE_JOB"
 """Environment variable: the job as JSON, written by ``command_environment``."""
 INJECTED = "CUDA_INJECTION64_PATH"
+DRAIN_TIMEOUT_S = 5.0
+"""Half of the shortest time between SIGTERM and SIGKILL that is usual (docker stop: 10 s)."""
 FOLDER = str(Path(__file__).parent / "inject")
 
 
@@ -62,12 +67,30 @@ def _begin(job: Mapping[str, Any], environ: Mapping[str, str], target: Path) -> 
             _write(target, document(collector))
 
     atexit.register(finish)
+    _finish_on_sigterm(finish)
+
+
+def _finish_on_sigterm(finish: Callable[[], None]) -> None:
+    """Write the result before SIGTERM ends a program that has no handler; it still ends by the signal."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        del frame
+        signal.signal(number, signal.SIG_DFL)
+        # in a thread of its own: the signal may have interrupted one of our callbacks, which holds a lock
+        worker = threading.Thread(target=finish, daemon=True)
+        worker.start()
+        worker.join(DRAIN_TIMEOUT_S)
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, terminate)
 
 
 def document(collector: Any) -> dict[str, Any]:
     """Return a process' results as JSON-compatible data."""
     launches = [
-        {"name": one.name, "grid": one.grid, "block": one.block, "stream": one.stream, "words": one.words}
+        {field: getattr(one, field) for field in ("name", "grid", "block", "stream", "source", "words")}
         for one in collector.launches
     ]
     counts = {"seen": collector.seen, "waits": collector.waits, "skipped": dict(collector.skipped)}

@@ -90,6 +90,7 @@ class Launch:
         block: Threads of a block in x, y, z.
         stream: Number of the stream, in order of first use within the process.
         words: The slot's counters.
+        source: ``file:line function`` of the program that launched it; empty where no Python did.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Launch:
     block: tuple[int, int, int]
     stream: int
     words: tuple[int, ...] = field(repr=False)
+    source: str = ""
 
     @property
     def accesses(self) -> Accesses:

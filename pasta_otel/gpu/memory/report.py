@@ -15,6 +15,8 @@ from pasta_otel.gpu.memory.findings import MemoryFinding, find
 from pasta_otel.gpu.memory.model import Accesses, Launch, accesses
 
 SCHEMA = 1
+MOST_SOURCES = 3
+"""Lines of the program that the text names for one GPU kernel; the JSON has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,21 @@ class ProcessResult:
 
 @dataclass(frozen=True, slots=True)
 class KernelMemory:
-    """One GPU kernel: all its analysed launches, summed."""
+    """One GPU kernel: all its analysed launches, summed.
+
+    Attributes:
+        name: As the driver gives it.
+        launches: How many were analysed.
+        accesses: What they did.
+        findings: What that says to change.
+        sources: Lines of the program that launched it, and how often; the most frequent first.
+    """
 
     name: str
     launches: int
     accesses: Accesses
     findings: tuple[MemoryFinding, ...]
+    sources: tuple[tuple[str, int], ...]
 
     @property
     def sectors(self) -> int:
@@ -71,7 +82,14 @@ class KernelMemory:
         counted = asdict(self.accesses)
         counted["global"] = counted.pop("global_")
         head = {"name": demangle(self.name), "symbol": self.name, "launches": self.launches}
-        return {**head, **self.ratios(), **counted, "findings": [finding.as_dict() for finding in self.findings]}
+        sources = [{"source": source, "launches": count} for source, count in self.sources]
+        return {
+            **head,
+            "sources": sources,
+            **self.ratios(),
+            **counted,
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
 
 
 def read_results(folder: Path) -> list[ProcessResult]:
@@ -82,7 +100,7 @@ def read_results(folder: Path) -> list[ProcessResult]:
 def _result(path: Path) -> ProcessResult:
     content = json.loads(path.read_text(encoding="utf-8"))
     launches = tuple(
-        Launch(one["name"], tuple(one["grid"]), tuple(one["block"]), one["stream"], tuple(one["words"]))
+        Launch(one["name"], tuple(one["grid"]), tuple(one["block"]), one["stream"], tuple(one["words"]), one["source"])
         for one in content["launches"]
     )
     counts = (content["seen"], content["skipped"], content["waits"], tuple(content["problems"]))
@@ -91,13 +109,14 @@ def _result(path: Path) -> ProcessResult:
 
 def by_kernel(launches: Iterable[Launch]) -> list[KernelMemory]:
     """Sum launches by GPU kernel, the one that touches most sectors first."""
-    words: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    of_name: dict[str, list[Launch]] = defaultdict(list)
     for launch in launches:
-        words[launch.name].append(launch.words)
+        of_name[launch.name].append(launch)
     kernels = []
-    for name, rows in words.items():
-        summed = accesses([sum(column) for column in zip(*rows, strict=True)])
-        kernels.append(KernelMemory(name, len(rows), summed, tuple(find(summed))))
+    for name, same in of_name.items():
+        summed = accesses([sum(column) for column in zip(*(launch.words for launch in same), strict=True)])
+        sources = Counter(launch.source for launch in same if launch.source).most_common()
+        kernels.append(KernelMemory(name, len(same), summed, tuple(find(summed)), tuple(sources)))
     return sorted(kernels, key=lambda kernel: (-kernel.sectors, kernel.name))
 
 
@@ -131,6 +150,8 @@ def as_text(results: Iterable[ProcessResult]) -> str:
 def _kernel_lines(kernel: KernelMemory) -> Iterator[str]:
     yield ""
     yield f"{short_name(kernel.name)}  ({kernel.launches} launches)"
+    for source, count in kernel.sources[:MOST_SOURCES]:
+        yield f"  from {source}  ({count})"
     for kind, access in kernel.accesses.global_.items():
         if access.requests:
             efficiency = formulas.coalescing_efficiency([access])

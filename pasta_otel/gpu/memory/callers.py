@@ -1,0 +1,34 @@
+"""Which line of the program launches a GPU kernel: the callback runs in the launching thread, below its frames."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+
+LIBRARIES = frozenset({"torch", "cupy", "cupyx", "cupy_backends", "triton", "cuda", "functorch", "torchgen"})
+"""Packages whose own lines say nothing about the program: their caller is asked for."""
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+_OURS = str(Path(__file__).parent)
+
+
+@lru_cache(maxsize=4096)
+def is_library(file: str) -> bool:
+    """Tell whether a source file belongs to us, to one of ``LIBRARIES`` or to the interpreter itself."""
+    if file.startswith(("<frozen", _OURS)):
+        return True
+    parts = Path(file).parts
+    return any(folder in _PACKAGES and child in LIBRARIES for folder, child in pairwise(parts))
+
+
+def calling_line() -> str:
+    """Return ``file:line function`` of the program's innermost frame; empty in threads without Python."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - inspect.currentframe() is the same, slower
+    while frame is not None:
+        code = frame.f_code
+        if not is_library(code.co_filename):
+            return f"{code.co_filename}:{frame.f_lineno} {code.co_qualname}"
+        frame = frame.f_back
+    return ""
