@@ -74,6 +74,10 @@ class Quota:
             else:
                 return
 
+    def tend(self) -> str:
+        """Do nothing: the kernel itself sees to a quota."""
+        return ""
+
     def revert(self) -> None:
         """Move the process back and remove the group; safe to call twice, and after the process ended."""
         group, self._group = self._group, None

@@ -12,6 +12,8 @@ import json
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -19,6 +21,10 @@ from pasta_otel.demo import cgroup
 from pasta_otel.demo.processes import die_with_parent
 
 HOGS_MOST = 32
+HOGS_RAISED_MOST = 128
+LOOK_SECONDS = 2.0
+OVERUSE = 1.15  # a victim that runs this much more than it should is not squeezed
+NS = 1e-9
 Method = Literal["auto", "cgroup", "hog"]
 
 
@@ -31,6 +37,9 @@ class Squeeze(Protocol):
     def apply(self) -> None:
         """Begin; raises OSError where that is not possible."""
 
+    def tend(self) -> str:
+        """See whether it bites, and squeeze harder if not; returns what was changed, in words."""
+
     def revert(self) -> None:
         """End; safe to call twice."""
 
@@ -41,12 +50,21 @@ class Hogs:
     Args:
         pid: The victim; it keeps its own CPUs' first one.
         cores: CPU seconds a second that the victim should be left with, about.
+        proc: Where the victim's times are read.
+        now: A clock, seconds.
+
+    Equal processes get equal shares where the kernel knows no groups between them; with groups (autogroup, cgroups) and
+    for a victim that mostly sleeps it depends. So what the victim really runs is measured, and hogs are added until it
+    fits. Its priority is left alone: who may lower one may not always raise it again.
     """
 
     method = "hog"
 
-    def __init__(self, pid: int, cores: float) -> None:
-        self._pid = pid
+    def __init__(
+        self, pid: int, cores: float, proc: Path = Path("/proc"), now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._pid, self._cores, self._proc, self._now = pid, cores, proc, now
+        self._seen = (0.0, 0.0)
         self._count = min(HOGS_MOST, max(1, round(1 / cores) - 1))  # equal shares: 1 / (hogs + 1) each
         self._children: list[int] = []
         self._affinity: dict[int, set[int]] = {}
@@ -58,7 +76,22 @@ class Hogs:
         for thread in _threads(self._pid):
             self._affinity[thread] = os.sched_getaffinity(thread)
             os.sched_setaffinity(thread, {self._cpu})
-        self._children = [_spawn_hog(self._cpu) for _ in range(self._count)]
+        self._add(self._count)
+
+    def tend(self) -> str:
+        """Add hogs while the victim runs more than it should."""
+        (ran, at), self._seen = self._seen, (_ran_seconds(self._proc, self._pid), self._now())
+        elapsed, children = self._seen[1] - at, len(self._children)
+        if elapsed <= 0 or self._seen[0] - ran <= self._cores * OVERUSE * elapsed or children >= HOGS_RAISED_MOST:
+            return ""
+        with contextlib.suppress(OSError):  # no more processes are allowed: what there is must do
+            self._add(min(children, HOGS_RAISED_MOST - children))
+        return f"it still ran {(self._seen[0] - ran) / elapsed:.3f} s a second: {len(self._children)} busy processes"
+
+    def _add(self, count: int) -> None:
+        for _ in range(count):
+            self._children.append(_spawn_hog(self._cpu))
+        self._seen = (_ran_seconds(self._proc, self._pid), self._now())
 
     def revert(self) -> None:
         """End the hogs and give the victim its CPUs back."""
@@ -103,6 +136,15 @@ def _threads(pid: int) -> list[int]:
     return []
 
 
+def _ran_seconds(proc: Path, pid: int) -> float:
+    """Return how long the process's threads have run, from their schedstat; 0 where the kernel does not tell."""
+    total = 0
+    for file in (proc / str(pid) / "task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError):  # threads come and go
+            total += int(file.read_text(encoding="ascii").split()[0])
+    return total * NS
+
+
 def _spawn_hog(cpu: int) -> int:
     arrange = die_with_parent(os.getpid())
     pid = os.fork()
@@ -130,7 +172,10 @@ def main() -> None:
     try:
         sys.stdout.write(json.dumps({"event": "ready", "method": active.method, "detail": active.detail}) + "\n")
         sys.stdout.flush()
-        signal.sigwait(signals)
+        while signal.sigtimedwait(signals, LOOK_SECONDS) is None:
+            if words := active.tend():
+                sys.stderr.write(words + "\n")
+                sys.stderr.flush()
     finally:
         active.revert()
 

@@ -94,6 +94,52 @@ def test_hogs_make_their_victim_wait_for_the_cpu():
         spin.wait()
 
 
+def test_hogs_are_added_until_the_victim_runs_no_more_than_it_should_and_all_end(victim, tmp_path):
+    seconds, stat = [0.0], tmp_path / str(victim.pid) / "task" / "1" / "schedstat"
+    stat.parent.mkdir(parents=True)
+
+    def looks(ran_seconds):
+        seconds[0] += 2.0
+        stat.write_text(f"{int(ran_seconds * 1e9)} 0 1\n")
+        hogs.tend()
+        return len(hogs._children)
+
+    stat.write_text("5000000000 0 1\n")
+    hogs = Hogs(victim.pid, cores=0.3, proc=tmp_path, now=lambda: seconds[0])  # shares: 1 / (hogs + 1) each
+    try:
+        hogs.apply()
+        children = set(hogs._children)
+        assert len(children) == 2
+        assert [looks(5.5), looks(6.1), looks(7.0), looks(8.2)] == [2, 2, 4, 8], "0.25, 0.3, 0.45, 0.6 of a CPU"
+        assert [looks(8.6), looks(9.2)] == [8, 8]
+        assert [looks(20.0), looks(40.0), looks(60.0), looks(80.0), looks(100.0)] == [16, 32, 64, 128, 128]
+        children |= set(hogs._children)
+    finally:
+        hogs.revert()
+    assert all(ended(child) for child in children)
+
+
+def test_a_victim_that_a_single_hog_leaves_half_a_cpu_is_squeezed_to_what_was_asked():
+    spin = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    hogs = Hogs(spin.pid, cores=0.1)
+    hogs._count = 1
+    try:
+        hogs.apply()
+        for _ in range(20):
+            time.sleep(0.5)
+            hogs.tend()
+            before = _schedstat(spin.pid)[0]
+            time.sleep(0.5)
+            if _schedstat(spin.pid)[0] - before < 0.15 * 0.5e9:
+                break
+        else:
+            pytest.fail(f"{len(hogs._children)} hogs leave it more than 0.15 CPUs")
+    finally:
+        hogs.revert()
+        spin.kill()
+        spin.wait()
+
+
 def test_a_group_left_behind_is_swept_by_the_next_demo(victim):
     home = cgroup.find(victim.pid)
     left = home.path / f"{cgroup.PREFIX}1"
