@@ -71,7 +71,7 @@ def _row(span: Span, name: str, depth: int, frame: tuple[int, int]) -> str:
     title = f"{span['service']}: {span['name']}, {milliseconds:.2f} ms" + (f", own {own / 1e6:.2f} ms" if own else "")
     return (
         f'<div class="row {_css(span)}{error}" title="{escape(title, quote=True)}">'
-        f'<div class="name" style="padding-left:{min(depth, 9) * 0.7:.1f}em">{escape(name)}</div>'
+        f'<div class="name" style="--depth:{min(depth, 9)}"><bdi>{escape(name)}</bdi></div>'
         f'<div class="track"><span class="bar" style="left:{left:.2f}%;width:{width:.2f}%"></span></div>'
         f'<div class="ms">{milliseconds:.1f} ms</div></div>'
     )

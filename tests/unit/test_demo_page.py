@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,6 +38,13 @@ def test_outer_modules_are_always_drawn_and_short_inner_ones_are_counted():
     assert "encoder.layers.3.attention.project_in" not in drawn
     assert "encoder.layers.4.attention.project_in" in drawn
     assert "1 shorter module spans" in drawn
+
+
+def test_a_path_that_does_not_fit_loses_its_beginning_and_keeps_its_layer():
+    drawn = waterfall.render([span("root", None, 0, 1000), module("encoder.layers.3", "root", 1, 900)])
+    assert "<bdi>encoder.layers.3</bdi>" in drawn, "isolated: from the right only where it is cut"
+    css = files("pasta_otel.demo").joinpath("data", "report.css").read_text(encoding="utf-8")
+    assert re.search(r"\.row\.module \.name \{[^}]*direction: rtl; text-align: left", css)
 
 
 def test_a_client_span_says_whom_it_called():
