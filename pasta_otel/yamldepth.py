@@ -7,7 +7,6 @@ from typing import Any
 import yaml
 
 DEPTH_LIMIT = 64
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def check_depth(text: str) -> None:
@@ -17,7 +16,7 @@ def check_depth(text: str) -> None:
         yaml.MarkedYAMLError: It does, or it is not YAML; with the line.
     """
     depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEPTH_LIMIT:
             mark: Any = event.start_mark
