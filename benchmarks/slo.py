@@ -57,9 +57,27 @@ def run(slos: int = 1000, spans: int = 10_000_000) -> dict[str, Any]:
         result["prometheus"] = over_prometheus(slos)
     except MissingError as missing:
         result["prometheus"] = {"skipped": str(missing)}
+    result["ratios"] = ratios(result)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=2) + "\n")
     return result
+
+
+def ratios(result: dict[str, Any]) -> dict[str, float]:
+    """Return how the parts stand to their bars and to Sloth's rules on the same server: below 1 is better."""
+    spans, prometheus = result["spans"], result["prometheus"]
+    found = {
+        "span_tick_to_bar_of_1_s": spans["tick_seconds_median"],
+        "beside_the_store_to_bar_of_300_mb": spans["beside_the_store_bytes"] / 300e6,
+    }
+    if "skipped" in prometheus:
+        return found
+    controller, sloth = prometheus["controller"], prometheus["sloth_rules"]["evaluation_seconds"]
+    return found | {
+        "requests_to_bar_of_200": max(controller["requests"]) / 200,
+        "our_rules_to_sloth_rules_seconds": prometheus["our_rules"]["evaluation_seconds"] / sloth,
+        "controller_tick_to_sloth_rules_seconds": controller["tick_seconds_median"] / sloth,
+    }
 
 
 def rss_bytes(key: str = "VmRSS") -> int:
