@@ -29,6 +29,21 @@ class DemoError(PastaError):
     exit_code = 3
 
 
+class TooBusyError(DemoError):
+    """An SLO was not fine before the fault: the machine had too little to spare for what the demo promises.
+
+    Args:
+        problem: What was seen.
+    """
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(
+            f"{problem}, again at the second start; end what else keeps the machine busy (see `uptime`), or send fewer "
+            "orders: --rate 2"
+        )
+
+
 @dataclass(slots=True)
 class Child:
     """A running child.

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from pasta_otel.demo.faults import Fault
 from pasta_otel.demo.judge import is_answered
 from pasta_otel.demo.load import RequestRecord, read_log
-from pasta_otel.demo.processes import DemoError
+from pasta_otel.demo.processes import TooBusyError
 from pasta_otel.demo.stage import Stage
 from pasta_otel.demo.watch import Watch
 
@@ -111,7 +111,7 @@ class Scenario:
         """Run from start to stop; the fault is taken back however it ends.
 
         Raises:
-            DemoError: A process broke.
+            DemoError: A process broke, or the machine is too busy (``TooBusyError``).
         """
         self._start()
         try:
@@ -138,14 +138,14 @@ class Scenario:
         self._audience.phase("baseline", "normal service")
         self._until(lambda: self.watch.settled, self._pace.start)
         if not self.watch.settled:
-            raise DemoError(f"the SLOs are not fine before the fault: {_verdicts(self.watch)}")
+            raise TooBusyError(f"the SLOs are not fine before the fault: {_verdicts(self.watch)}")
         left = self._pace.baseline - (time.monotonic_ns() - self.story.started) / 1e9
         cpu, since = _cpu_seconds(self._model_pid), time.monotonic()
         self._until(lambda: False, max(left, 3.0))
         self._model_cores = (_cpu_seconds(self._model_pid) - cpu) / (time.monotonic() - since)
         self.story.before = self.watch.snapshot()
         if self.watch.burned:
-            raise DemoError("an SLO burned before the fault: this machine is too busy for the demo's objectives")
+            raise TooBusyError("an SLO burned before the fault: this machine is too busy for the demo's objectives")
 
     def _inject(self) -> None:
         victims = self._stage.victims(self._model_cores)
