@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -42,7 +43,19 @@ def build(folder: Path, sources: Path = SOURCES, machine: str | None = None) -> 
     """
     folder.mkdir(parents=True, exist_ok=True)
     made = [expand(source, folder) for source in sorted(sources.glob("*.bpf.c"))]
-    return [*made, compile_object(sources, folder, machine)]
+    return [*made, describe(sources, folder), compile_object(sources, folder, machine)]
+
+
+def describe(sources: Path, folder: Path) -> Path:
+    """Put the YAMLs beside the sources into one JSON, which the agent reads before it has imported anything."""
+    try:
+        import yaml  # noqa: PLC0415 - setup.py imports this module, perhaps where there is none
+    except ImportError as error:
+        raise BuildError("no PyYAML") from error
+    target = folder / "probes.json"
+    documents = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(sources.glob("*.yaml"))]
+    target.write_text(json.dumps(documents), encoding="utf-8")
+    return target
 
 
 def compile_object(sources: Path, folder: Path, machine: str | None = None) -> Path:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pasta_otel.clock import Clock, SystemClock
 from pasta_otel.ebpf.choose import start_observer
 from pasta_otel.ebpf.observer import Attachment, Harvest, HostObserver, Thresholds, Timing
-from pasta_otel.ebpf.probes import OBJECT_FOLDER, load_probes
+from pasta_otel.ebpf.probes import OBJECT_FOLDER, load_built_probes
 from pasta_otel.ebpf.processes import ProcessTable
 from pasta_otel.errors import InputError
 
@@ -74,7 +74,7 @@ class AgentOptions:
             raise InputError("must be above 0", field="--interval")
         if self.loader not in LOADER_CHOICES:
             raise InputError(f"expected one of {', '.join(LOADER_CHOICES)}", field="--loader")
-        known = {probe.name for probe in load_probes()}
+        known = {probe.name for probe in load_built_probes(self.objects)} if self.probes else set()
         for name in self.probes:
             if name not in known:
                 raise InputError(f"no probe {name!r}; there are {', '.join(sorted(known))}", field="--probes")
@@ -110,7 +110,7 @@ class Agent:
     def attach(self) -> None:
         """Load and attach what can be; nothing here fails the agent."""
         wanted = set(self.options.probes)
-        probes = [probe for probe in load_probes() if not wanted or probe.name in wanted]
+        probes = [probe for probe in load_built_probes(self.options.objects) if not wanted or probe.name in wanted]
         slow = int(self.options.slow_ms * 1e6)
 
         def make(loader: Loader) -> HostObserver:

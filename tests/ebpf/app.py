@@ -17,6 +17,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
 from pasta_otel.publish import publish_context
+from pasta_otel.publish.runtime import ContextWatcher
 
 LIBRARY = ctypes.CDLL(sys.argv[1])
 PROVIDER = TracerProvider(resource=Resource({"service.name": f"app-{sys.argv[2]}"}))
@@ -121,10 +122,13 @@ MODES = {
     "every": every_function,
     "threads": threads,
     "asyncio": lambda: asyncio.run(tasks()),
+    "stale": lambda: asyncio.run(tasks()),
     "fork": fork,
     "work": lambda: work(5),
 }
 
+if sys.argv[2] == "stale":  # as with an event loop that is not asyncio's own: its steps cannot be followed
+    ContextWatcher.observed_loops = ()
 publish_context(PROVIDER.resource.attributes)
 tell(event="ready", pid=os.getpid())
 sys.stdin.readline()

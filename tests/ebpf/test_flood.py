@@ -1,6 +1,7 @@
 """A flood loses nothing uncounted, and does not take the place of what must not be lost."""
 
 import subprocess
+import time
 from collections import Counter
 
 import pytest
@@ -96,3 +97,27 @@ def test_without_return_probes_calls_are_counted_and_linked_but_not_timed(observ
         )
         calls = [item for item in harvest.aggregates if observer.apis[item.api].symbols]
         assert {item.sum_ns for item in calls} == {0}
+
+
+def test_launch_windows_open_and_close_under_the_budget_and_weigh_what_they_record(observe, standin):
+    from opentelemetry.metrics import NoOpMeter
+
+    from pasta_otel.app.launches import LaunchWindows
+    from pasta_otel.clock import SystemClock
+
+    observer = observe(launch_timing="off", thresholds=Thresholds(0, 0))
+    with App(standin, "flood", "400000000") as app:
+        observer.start()
+        windows = LaunchWindows(observer, 0.5, SystemClock(), NoOpMeter("x"))
+        app.go_on()
+        recorded, weights = 0, []
+        while len(weights) < 3:
+            time.sleep(min(windows.wait_s(), 0.5))
+            if windows.due():
+                weights.append(windows.record(time.sleep))
+                recorded += sum(item.events for item in observer.harvest().aggregates if item.api == 0)
+        seen = observer.counters()[LAUNCH].seen
+        app.process.kill()
+    assert recorded == seen > 0
+    assert all(weight >= 1.0 for weight in weights)
+    assert observer.counters()[LAUNCH].seen == seen  # nothing is attached between windows

@@ -76,6 +76,21 @@ def test_calls_of_a_task_without_a_span_are_counted_as_unlinked(observe, standin
         assert [(item.link, item.events) for item in free] == [("none", 20)]
 
 
+def test_in_an_event_loop_that_cannot_be_followed_calls_are_stale_and_linked_to_nothing(observe, standin):
+    with App(standin, "stale") as app:
+        observer = observe()
+        observer.start()
+        harvest = gather(observer, app)
+        launches = [a for a in of_calls(observer, harvest.aggregates, {app.pid}) if a.api == 0]
+        steps = sum(len(span["calls"]["cuLaunchKernel"]) for span in app.spans)
+        links = {item.link: item.events for item in launches}
+        assert sum(links.values()) == steps
+        assert links["stale"] > 0
+        # within a step the loop's own hook still publishes nothing that is not certain
+        assert set(links) <= {"stale", "none"}
+        assert not any(any(item.span_id) for item in launches)
+
+
 def test_a_forked_child_is_linked_to_its_own_spans(observe, standin, loader):
     with App(standin, "fork") as app:
         observer = observe(loader)
