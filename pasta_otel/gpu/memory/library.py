@@ -17,6 +17,7 @@ from pasta_otel.errors import MissingError
 LIBRARY = "libsanitizer-public.so"
 ARCHITECTURES = (75, 80, 90, 100, 120)
 """Machine code of one serves every later minor version: 80 also 86 and 89, 100 also 103, 120 also 121."""
+DEBIAN = "/usr/lib/nvidia-cuda-toolkit"
 _PACKAGED = ("nvidia/cu13/compute-sanitizer", "nvidia/sanitizer/compute-sanitizer", "nvidia/cuda_sanitizer_api")
 PATCH_FLAGS = ("-fatbin", "--keep-device-functions", "-Xptxas", "--compile-as-tools-patch")
 _TIMEOUT_S = 120
@@ -25,9 +26,10 @@ _TIMEOUT_S = 120
 def toolkits(environ: Mapping[str, str]) -> list[Path]:
     """Return the folders where a CUDA toolkit may be, best first."""
     named = [environ.get("CUDA_HOME", ""), environ.get("CUDA_PATH", "")]
-    nvcc = shutil.which("nvcc", path=environ.get("PATH"))
-    beside = [str(Path(nvcc).resolve().parents[1])] if nvcc else []
-    return [Path(folder) for folder in dict.fromkeys([*named, *beside, "/usr/local/cuda"]) if folder]
+    tools = [shutil.which(name, path=environ.get("PATH")) for name in ("nvcc", "compute-sanitizer")]
+    beside = [str(Path(tool).resolve().parents[1]) for tool in tools if tool]
+    installed = ["/usr/local/cuda", *sorted(map(str, Path("/usr/local").glob("cuda-*")), reverse=True)]
+    return [Path(folder) for folder in dict.fromkeys([*named, *beside, *installed, DEBIAN]) if folder]
 
 
 def candidates(environ: Mapping[str, str], search_path: Iterable[str] = sys.path) -> Iterator[Path]:
