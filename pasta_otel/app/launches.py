@@ -9,7 +9,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from pasta_otel import semconv
 from pasta_otel.clock import Clock
-from pasta_otel.ebpf.observer import HostObserver
+from pasta_otel.ebpf.observer import HostObserver, Timing
 from pasta_otel.gpu.governor import Governor, WindowCost
 
 LAUNCH_PROBE = 1  # its number in the counters
@@ -43,24 +43,20 @@ class LaunchWindows:
 
     def record(self, wait: Callable[[float], object]) -> float:
         """Record launches for one window; return how many launches each recorded one stands for."""
-        began = self._clock.monotonic_ns()
-        before = self._launches()
-        self._observer.time_launches("duration")
-        opened = self._clock.monotonic_ns()
-        cpu = time.thread_time_ns()
+        began, before = self._clock.monotonic_ns(), self._launches()
+        switch_ns = self._switch("duration")
+        opened, cpu = self._clock.monotonic_ns(), time.thread_time_ns()
         wait(self._governor.window_ns() / 1e9)
-        closing = self._clock.monotonic_ns()
-        self._observer.time_launches("off")
-        ended = self._clock.monotonic_ns()
-        return self._governor.book(
-            WindowCost(
-                began_ns=began,
-                recorded_ns=closing - opened,
-                launches=self._launches() - before,
-                switch_ns=(opened - began) + (ended - closing),
-                cpu_ns=time.thread_time_ns() - cpu,
-            )
-        )
+        recorded_ns, cpu_ns = self._clock.monotonic_ns() - opened, time.thread_time_ns() - cpu
+        switch_ns += self._switch("off")
+        launches = self._launches() - before
+        return self._governor.book(WindowCost(began, recorded_ns, launches, switch_ns, cpu_ns))
+
+    def _switch(self, timing: Timing) -> int:
+        """Attach or detach; return the CPU time it took. The rest is waiting in the kernel, at nobody's cost."""
+        begin = time.thread_time_ns()
+        self._observer.time_launches(timing)
+        return time.thread_time_ns() - begin
 
     def _launches(self) -> int:
         return self._observer.counters()[LAUNCH_PROBE].seen

@@ -106,7 +106,7 @@ def test_launch_windows_open_and_close_under_the_budget_and_weigh_what_they_reco
     from pasta_otel.clock import SystemClock
 
     observer = observe(launch_timing="off", thresholds=Thresholds(0, 0))
-    with App(standin, "flood", "400000000") as app:
+    with App(standin, "flood", "20000000000") as app:
         observer.start()
         windows = LaunchWindows(observer, 0.5, SystemClock(), NoOpMeter("x"))
         app.go_on()
