@@ -21,6 +21,7 @@ from pasta_otel.errors import PastaError
 PR_SET_PDEATHSIG = 1  # prctl(2)
 READY_SECONDS = 60.0  # the model service imports torch, which takes long on a busy machine
 STOP_SECONDS = 15.0
+NOT_OURS = frozenset({"PASTA_API_TOKEN"})  # the user's own sidecar may ask for one; the demo's, on loopback, does not
 
 
 class DemoError(PastaError):
@@ -122,7 +123,7 @@ def start(name: str, command: Sequence[str], log: Path, environment: Mapping[str
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if ready else stderr,
             stderr=stderr,
-            env={**os.environ, **environment},
+            env={**{name: value for name, value in os.environ.items() if name not in NOT_OURS}, **environment},
             start_new_session=True,  # Ctrl-C reaches the demo alone, which then stops everything in order
             preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - two system calls, no lock, no allocation of note
         )

@@ -24,7 +24,6 @@ MODULES = {
 }
 SPAN_DELAY_MS = 200  # well inside the grace that late spans have
 FLAG_POLL_SECONDS = 0.25
-NO_TOKEN = {"PASTA_API_TOKEN": ""}  # the user's own sidecar may ask for one; the demo's, on loopback, does not
 NO_PROXY = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")  # every call stays on this machine
 SIDECAR_STOP_SECONDS = 30.0
 
@@ -160,7 +159,7 @@ class Stage:
             *("--tick", str(options.tick_seconds), "--grace", str(options.grace_seconds)),
             *(("--upstream", options.upstream) if options.upstream else ()),
         ]
-        child = processes.start("sidecar", command, self._logs / "sidecar.log", NO_TOKEN)
+        child = processes.start("sidecar", command, self._logs / "sidecar.log", {})
         self._children["sidecar"] = child
         child.wait_ready()
 
@@ -184,7 +183,7 @@ class Stage:
             "PASTA_FLAG_POLL_SECONDS": str(FLAG_POLL_SECONDS),
             "DEMO_SEED": str(self._options.seed),
         }
-        environment = {**shared, **NO_TOKEN, **NO_PROXY, **environment}
+        environment = {**shared, **NO_PROXY, **environment}
         self._children[name] = processes.start(name, command, self._logs / f"{name}.log", environment)
 
     def _write_objectives(self, order: dict[str, float]) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 
 import pytest
 from click.testing import CliRunner
 
-from pasta_otel.demo import command
+from pasta_otel.demo import command, processes
 from pasta_otel.demo.processes import DemoError, TooBusyError
 from pasta_otel.errors import InputError
 
@@ -106,3 +107,13 @@ def test_every_failure_is_a_document_with_json_and_none_without(plays, tmp_path,
     plays += [error, error]
     assert json.loads(demo(tmp_path, "--json").stdout)["error"]["exit_code"] == error.exit_code
     assert demo(tmp_path).stdout == ""
+
+
+def test_the_users_own_token_does_not_reach_the_demos_processes(tmp_path, monkeypatch):
+    monkeypatch.setenv("PASTA_API_TOKEN", "secret")
+    words = [sys.executable, "-c", "import os, json; print(json.dumps({'event': 'ready', 'env': dict(os.environ)}))"]
+    child = processes.start("child", words, tmp_path / "log", {"MINE": "1"})
+    env = child.wait_ready()["env"]
+    child.stop()
+    assert env["MINE"] == "1"
+    assert "PASTA_API_TOKEN" not in env
