@@ -27,7 +27,7 @@ from opentelemetry.trace import Tracer, get_tracer
 from pasta_otel import semconv
 from pasta_otel.clock import Clock
 from pasta_otel.slo.breaker import BreakerConfig, BreakerState, CircuitBreaker, CircuitOpenError
-from pasta_otel.slo.runtime import Runtime, from_environment, make_transport
+from pasta_otel.slo.runtime import Runtime, from_environment
 
 __all__ = [
     "BreakerConfig",
@@ -96,35 +96,57 @@ def breaker(name: str, **config: Any) -> CircuitBreaker:
     return _started().breaker(name, config)
 
 
-def wait_ready(seconds: float = 1.0) -> bool:
-    """Wait until the controller was asked once; returns whether that happened in time."""
+def wait_ready(seconds: float = 3.0) -> bool:
+    """Wait until the controller has answered, for start-up code that wants to begin with real values.
+
+    Polls that fail meanwhile are repeated.
+
+    Args:
+        seconds: Longest wait; all of it passes when there is no controller.
+
+    Returns:
+        Whether it answered; if not, flags are their callers' defaults until it does.
+    """
     return _started().flags.wait_ready(seconds)
 
 
 def configure(  # noqa: PLR0913 - keyword settings, all optional
     *,
     url: str | None = None,
-    token: str = "",
-    poll_seconds: float = 0.5,
-    ttl_seconds: float = 10.0,
+    token: str | None = None,
+    poll_seconds: float | None = None,
+    ttl_seconds: float | None = None,
     tls: ssl.SSLContext | None = None,
     tracer: Tracer | None = None,
     meter: Meter | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Set up by arguments instead of ``PASTA_*`` variables; breakers and handlers made before are forgotten."""
-    shutdown()
-    url = url or os.environ.get("PASTA_CONTROLLER_URL", "http://127.0.0.1:4320")
-    _install(
-        Runtime(
-            make_transport(url, token, tls),
-            poll_seconds=poll_seconds,
-            ttl_seconds=ttl_seconds,
-            tracer=tracer or get_tracer(semconv.SCOPE),
-            meter=meter or get_meter(semconv.SCOPE),
-            clock=clock,
-        )
+    """Set up by arguments; what is not given comes from the ``PASTA_*`` variables, the token too.
+
+    Breakers and handlers made before stay in use and follow the new controller. ``token=""`` sends none.
+
+    Raises:
+        InputError: A time is not above 0 s.
+    """
+    global _runtime  # noqa: PLW0603 - as in _install
+    made = from_environment(
+        os.environ,
+        tracer or get_tracer(semconv.SCOPE),
+        meter or get_meter(semconv.SCOPE),
+        url=url,
+        token=token,
+        poll_seconds=poll_seconds,
+        ttl_seconds=ttl_seconds,
+        tls=tls,
+        clock=clock,
     )
+    with _making:
+        before = _runtime
+        if before is not None:
+            before.stop()
+            made.adopt(before)
+        _runtime = made
+        made.start()
 
 
 def shutdown() -> None:
@@ -137,13 +159,13 @@ def shutdown() -> None:
 
 
 def _started() -> Runtime:
-    return _runtime or _install(None)
+    return _runtime or _install()
 
 
-def _install(made: Runtime | None) -> Runtime:
+def _install() -> Runtime:
     global _runtime  # noqa: PLW0603 - one runtime a process, behind three functions
     with _making:
-        if _runtime is None or made is not None:
-            _runtime = made or from_environment(os.environ, get_tracer(semconv.SCOPE), get_meter(semconv.SCOPE))
+        if _runtime is None:
+            _runtime = from_environment(os.environ, get_tracer(semconv.SCOPE), get_meter(semconv.SCOPE))
             _runtime.start()
         return _runtime

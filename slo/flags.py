@@ -103,7 +103,7 @@ class FlagClient:
         self._etag = ""
         self._failing = ""
         self._thread: threading.Thread | None = None
-        self._stop, self._first = threading.Event(), threading.Event()
+        self._stop, self._answered = threading.Event(), threading.Event()
         spec = semconv.METRICS[semconv.FLAG_POLLS]
         self._polls = meter.create_counter(spec.name, spec.unit, spec.description)
 
@@ -139,7 +139,7 @@ class FlagClient:
             self._polls.add(1, {"result": "ok" if answer.flags is not None else "unchanged"})
             self._complain("")
             self._take(answer)
-        self._first.set()
+            self._answered.set()
         try:
             self._on_view()
         except Exception:  # noqa: BLE001 - as above
@@ -147,8 +147,8 @@ class FlagClient:
         return not self._failing
 
     def wait_ready(self, seconds: float) -> bool:
-        """Wait for the first poll, for start-up code that wants to begin with real values."""
-        return self._first.wait(seconds)
+        """Wait until a poll was answered; returns whether one was. Polls that fail meanwhile are tried again."""
+        return self._answered.wait(seconds)
 
     def start(self) -> None:
         """Start the poller unless it runs."""
@@ -167,7 +167,7 @@ class FlagClient:
         """Start the child's own poller: threads do not survive a fork, and the connection is the parent's."""
         self._transport.close()
         was_running, self._thread = self._thread is not None, None
-        self._stop, self._first = threading.Event(), threading.Event()
+        self._stop, self._answered = threading.Event(), threading.Event()
         if was_running:
             self.start()
 

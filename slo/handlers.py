@@ -59,6 +59,10 @@ class HandlerDispatcher:
         """Forget a callback."""
         self._handlers = [handler for handler in self._handlers if handler.callback is not callback]
 
+    def adopt(self, before: HandlerDispatcher) -> None:
+        """Take over the handlers of a dispatcher that was stopped, with the values they were last told."""
+        self._handlers = [*before._handlers, *self._handlers]
+
     def wake(self) -> None:
         """Look for changes soon; called after every poll."""
         self._wake.set()

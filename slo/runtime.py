@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import ssl
 import threading
@@ -75,6 +76,7 @@ class Runtime:
     def start(self) -> None:
         """Start the poller, and again in every forked child."""
         self.flags.start()
+        self.handlers.start()
         reference = weakref.ref(self)
 
         def in_child() -> None:
@@ -83,6 +85,15 @@ class Runtime:
                 runtime.restart_after_fork()
 
         os.register_at_fork(after_in_child=in_child)
+
+    def adopt(self, before: Runtime) -> None:
+        """Take over the breakers and handlers of a runtime that was stopped: the program holds on to them."""
+        with self._lock:
+            self._breakers = {**before._breakers, **self._breakers}
+            self._opened_by = dict(before._opened_by)
+        for breaker in self._breakers.values():
+            breaker.report_to(self._telemetry)
+        self.handlers.adopt(before.handlers)
 
     def stop(self) -> None:
         """Stop both threads."""
@@ -146,18 +157,37 @@ def _configure(name: str, config: Mapping[str, Any]) -> BreakerConfig:
         raise InputError(str(error).replace("BreakerConfig.__init__() ", ""), field=f"breaker {name}") from error
 
 
-def from_environment(environ: Mapping[str, str], tracer: Tracer, meter: Meter) -> Runtime:
-    """Return a runtime by the ``PASTA_*`` variables; a bad one is logged by name and its default taken."""
-    poll_seconds = _seconds(environ, "PASTA_FLAG_POLL_SECONDS", 0.5)
-    return Runtime(
-        make_transport(
-            environ.get("PASTA_CONTROLLER_URL", "http://127.0.0.1:4320"), environ.get("PASTA_API_TOKEN", "")
-        ),
-        poll_seconds=poll_seconds,
-        ttl_seconds=_seconds(environ, "PASTA_FLAG_TTL_SECONDS", 10.0),
-        tracer=tracer,
-        meter=meter,
-    )
+def from_environment(  # noqa: PLR0913 - settings, each of which may be given instead
+    environ: Mapping[str, str],
+    tracer: Tracer,
+    meter: Meter,
+    *,
+    url: str | None = None,
+    token: str | None = None,
+    poll_seconds: float | None = None,
+    ttl_seconds: float | None = None,
+    tls: ssl.SSLContext | None = None,
+    clock: Clock | None = None,
+) -> Runtime:
+    """Return a runtime by the ``PASTA_*`` variables, as far as nothing else is given.
+
+    A bad variable is logged by name and its default taken.
+
+    Raises:
+        InputError: A time that was given is not above 0 s.
+    """
+    poll = _checked("poll_seconds", poll_seconds) or _seconds(environ, "PASTA_FLAG_POLL_SECONDS", 0.5)
+    ttl = _checked("ttl_seconds", ttl_seconds) or _seconds(environ, "PASTA_FLAG_TTL_SECONDS", 10.0)
+    url = environ.get("PASTA_CONTROLLER_URL", "http://127.0.0.1:4320") if url is None else url
+    token = environ.get("PASTA_API_TOKEN", "").strip() if token is None else token
+    transport = make_transport(url, token, tls)
+    return Runtime(transport, poll_seconds=poll, ttl_seconds=ttl, tracer=tracer, meter=meter, clock=clock)
+
+
+def _checked(name: str, seconds: float | None) -> float | None:
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise InputError(f"expected seconds above 0, got {seconds!r}", field=name)
+    return seconds
 
 
 def make_transport(
@@ -181,7 +211,7 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
         value = float(text) if text else default
     except ValueError:
         value = -1.0
-    if value > 0:
+    if 0 < value < math.inf:
         return value
     _log.error("%s: expected seconds above 0, got %r; using %s", name, text, default)
     return default

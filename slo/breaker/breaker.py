@@ -148,6 +148,10 @@ class CircuitBreaker:
         """Admit everything, count, and never open: the dry run."""
         return self._move(BreakerState.METRICS_ONLY, reason)
 
+    def report_to(self, telemetry: BreakerTelemetry) -> None:
+        """Report transitions and calls there from now on."""
+        self._telemetry = telemetry
+
     def reset_after_fork(self) -> None:
         """Forget the parent's lock holder and its probes, which do not exist in the child."""
         self._lock = threading.Lock()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from opentelemetry.metrics import NoOpMeterProvider
 
 from pasta_otel import slo
 from pasta_otel.clock import SystemClock
+from pasta_otel.errors import InputError
 from pasta_otel.exporters.api import ApiProviders, ApiServer, create_app
 from pasta_otel.exporters.flagd import FlagdFile
 from pasta_otel.model import Attribution, Cause, TimeWindow
@@ -197,6 +199,70 @@ def test_an_application_degrades_hears_of_it_and_its_breaker_opens(controller, a
     eventually(lambda: app.flag(FLAG) is False and heard == [True, False])
     assert breaker.state is app.BreakerState.CLOSED
     assert app.flag("pasta.capture", {}) == {"tier": 1, "targets": [], "until": ""}
+
+
+def test_breakers_and_handlers_made_before_follow_the_controller_that_is_configured_later(controller, app):
+    heard, breaker = [], app.breaker("recommendations", open_seconds=30)  # nobody answers at the default address
+    app.handler("recommendations")(heard.append)
+    app.configure(url=controller.url, poll_seconds=0.02)
+    assert app.breaker("recommendations") is breaker
+    controller.burn()
+    eventually(lambda: heard == [True] and breaker.state is app.BreakerState.OPEN)
+    app.configure(url=controller.url, poll_seconds=0.03)
+    assert app.wait_ready(WAIT_SECONDS)
+    controller.engine.pin(FLAG, False, "alice", "drill")
+    eventually(lambda: heard == [True, False] and breaker.state is app.BreakerState.CLOSED)
+
+
+@pytest.mark.parametrize(("argument", "authorization"), [({}, "Bearer s3cret"), ({"token": ""}, None)])
+def test_the_token_comes_from_the_environment_unless_it_is_given(app, monkeypatch, argument, authorization):
+    seen = []
+
+    class Controller(BaseHTTPRequestHandler):
+        def do_POST(self):
+            seen.append(self.headers["Authorization"])
+            self.send_error(503)
+
+        def log_message(self, *_): ...
+
+    monkeypatch.setenv("PASTA_API_TOKEN", "s3cret\n")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Controller) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        app.configure(url=f"http://127.0.0.1:{server.server_port}", poll_seconds=0.02, **argument)
+        eventually(lambda: seen)
+        app.shutdown()
+        server.shutdown()
+    assert set(seen) == {authorization}
+
+
+def test_ready_means_that_the_controller_has_answered_though_it_came_up_late(app, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    app.configure(url=f"http://127.0.0.1:{port}", poll_seconds=0.02)
+    assert app.wait_ready(0.2) is False, "polls failed: asked is not answered"
+
+    class Late(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = b'{"flags": []}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_): ...
+
+    with ThreadingHTTPServer(("127.0.0.1", port), Late) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        assert app.wait_ready(WAIT_SECONDS) is True
+        app.shutdown()
+        server.shutdown()
+
+
+@pytest.mark.parametrize("name", ["poll_seconds", "ttl_seconds"])
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_a_time_that_is_none_is_refused_by_name(app, name, seconds):
+    with pytest.raises(InputError, match=f"^{name}: "):
+        app.configure(**{name: seconds})
 
 
 SERVE = """
