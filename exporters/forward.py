@@ -23,6 +23,7 @@ from pasta_otel.exporters.receiver.batch import PointBatch, SpanBatch
 
 logger = logging.getLogger(__name__)
 
+_LOSS_LOG_NS = 60_000_000_000
 _ABORT_S = 5.0  # an aborted request ends at once; the thread is a daemon should it not
 TRACES: Final = "traces"
 METRICS: Final = "metrics"
@@ -110,6 +111,8 @@ class Forwarder:
         self._in_hand: _Parcel | None = None
         self._stopping = self._aborted = False
         self._complained = False
+        self._lost: dict[str, int] = {}
+        self._loss_logged_ns: int | None = None
         spec = semconv.METRICS[semconv.FORWARD_RETRIES]
         self._retries = (meter or NoOpMeter("")).create_counter(spec.name, spec.unit, spec.description)
         self._thread = threading.Thread(target=self._run, name="otlp-forward", daemon=True)
@@ -159,6 +162,15 @@ class Forwarder:
             self._thread.join(_ABORT_S)
         for transport in self._transports.values():
             transport.close()
+
+    def trouble(self) -> str:
+        """Return what is wrong with this process now, not with upstream; empty = nothing."""
+        died = self._thread.ident is not None and not self._thread.is_alive() and not self._stopping
+        return "the thread that forwards has died" if died else ""
+
+    def limits(self) -> Mapping[str, tuple[int, int]]:
+        """Return what fills up: used, and most."""
+        return {"queue_bytes": (self._bytes, self._config.queue_bytes)}
 
     def _offer(self, item: _Item) -> bool:
         if item.signal not in self._transports:
@@ -245,9 +257,25 @@ class Forwarder:
             self._settle(parcel.signal, ok, dropped)
 
     def _settle(self, signal: str, ok: int = 0, dropped: Mapping[str, int] | None = None) -> None:
+        for reason, count in (dropped or {}).items():
+            self._log_loss(signal, reason, count)
         ledger = self._ledgers[signal]
         if ledger is not None:
             ledger.settle(self.name, ok=ok, dropped=dropped)
+
+    def _log_loss(self, signal: str, reason: str, count: int) -> None:
+        """Say that telemetry is lost: at once, then once a minute with how much it is by now."""
+        if not count or reason == NO_DESTINATION:
+            return
+        now = self._clock.monotonic_ns()
+        with self._wake:
+            self._lost[signal] = self._lost.get(signal, 0) + count
+            silent = self._loss_logged_ns is not None and now - self._loss_logged_ns < _LOSS_LOG_NS
+            if silent:
+                return
+            self._loss_logged_ns = now
+        what = "spans" if signal == TRACES else "metric points"
+        logger.warning("%s are lost: %d were not forwarded so far; now: %s", what, self._lost[signal], reason)
 
     def _complain(self, text: str) -> None:
         """Log the first of a run of troubles."""

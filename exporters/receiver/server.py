@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opentelemetry.metrics import Meter
@@ -68,6 +68,15 @@ class Receiver:
     def grpc_target(self) -> str:
         """``host:port`` of the gRPC endpoint, once started."""
         return f"{self._host(self._config.grpc_address)}:{self.grpc_port}"
+
+    def trouble(self) -> str:
+        """Return what is wrong now; empty = nothing."""
+        task = self._http_task
+        return "OTLP/HTTP is served no longer" if task is not None and task.done() else ""
+
+    def limits(self) -> Mapping[str, tuple[int, int]]:
+        """Return nothing: the receiver keeps no queue of its own."""
+        return {}
 
     async def start(self) -> None:
         """Bind and serve.

@@ -59,6 +59,11 @@ class Retention:
         if self._thread.is_alive():
             self._thread.join()
 
+    def trouble(self) -> str:
+        """Return what is wrong now; empty = nothing."""
+        died = self._thread.ident is not None and not self._thread.is_alive() and not self._stop.is_set()
+        return "the thread that deletes old spans has died" if died else ""
+
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):
             try:

@@ -18,6 +18,7 @@ from pasta_otel.exporters.ledger import Ledger
 from pasta_otel.exporters.receiver.batch import SpanBatch
 from pasta_otel.exporters.store import counts, examples
 from pasta_otel.exporters.store.dimensions import Dimensions
+from pasta_otel.exporters.store.missing import with_late, with_lost
 from pasta_otel.exporters.store.questions import Questions
 from pasta_otel.exporters.store.retention import Retention
 from pasta_otel.exporters.store.schema import MEMORY, connect, damaged
@@ -176,6 +177,14 @@ class DuckDBSpanStore:
         """Wait until everything offered so far is visible; ``settle`` also closes all traces. False = timed out."""
         return self._writer.flush(timeout_s, settle=settle)
 
+    def trouble(self) -> str:
+        """Return what is wrong now, as failed writes; empty = nothing."""
+        return self._writer.trouble() or self._retention.trouble()
+
+    def limits(self) -> Mapping[str, tuple[int, int]]:
+        """Return what fills up: used, and most."""
+        return {"queue_spans": self._writer.fill()}
+
     def close(self, deadline_s: float = 10.0) -> None:
         """Write what waits, close every trace and the file; may be called again."""
         if self._closed:
@@ -194,7 +203,19 @@ class DuckDBSpanStore:
         out. Sampled spans weigh 1/probability. Open traces count: a span is visible once it is flushed.
         """
         operations = self._dimensions.operations.keys()
-        return counts.count(self._cursor, requests, operations, now_unix_nano, self._since, grace_ns)
+        found = counts.count(self._cursor, requests, operations, now_unix_nano, self._since, grace_ns)
+        return [self._with_missing(*pair, grace_ns) for pair in zip(requests, found, strict=True)]
+
+    def _with_missing(self, request: CountRequest, answer: EventCounts, grace_ns: int) -> EventCounts:
+        """Say of counts which spans they lack: those that could not be written, or that came too late."""
+        if not isinstance(request.sli, SpanSLI):
+            return answer
+        service, window, writer = request.sli.service, request.window, self._writer
+        answer = with_lost(answer, *writer.lost.within(service, window), window, writer.loss.why)
+        if answer.no_data != "no_traffic":
+            return answer
+        arrived = TimeWindow(window.start_unix_nano, window.end_unix_nano + grace_ns)
+        return with_late(answer, writer.late.within(service, arrived)[0], grace_ns)
 
     def bad_spans(self, sli: SpanSLI, window: TimeWindow, limit: int) -> list[SpanRef]:
         """Return a few bad events of an SLI, failed ones first, then the slowest."""

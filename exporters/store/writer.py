@@ -17,12 +17,14 @@ from pasta_otel.exporters.ledger import Ledger
 from pasta_otel.exporters.receiver.batch import SpanBatch
 from pasta_otel.exporters.store.columns import MAX_INT64, Columns, concatenate, span_columns, texts
 from pasta_otel.exporters.store.dimensions import Dimensions
+from pasta_otel.exporters.store.missing import Missing, services
 from pasta_otel.exporters.store.schema import with_transaction
 from pasta_otel.exporters.store.traces import OpenTraces, Times
 from pasta_otel.model import HostSample
 
 logger = logging.getLogger(__name__)
 
+_LOSS_NS = 60_000_000_000  # between two log lines of one run of losses; a failure older than this says nothing of now
 _ROWS_AT_ONCE = 50_000  # of one insert: bounds the writer's memory when the queue is long
 
 
@@ -67,6 +69,8 @@ class Writer:
         self._stopping = False
         self._settle_all = False
         self._failed = False
+        self.lost, self.late = Missing(), Missing()
+        self.loss = Losses(clock)
         spec = semconv.METRICS[semconv.STORE_LATE]
         self._late = (meter or NoOpMeter("")).create_counter(spec.name, spec.unit, spec.description)
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
@@ -152,16 +156,46 @@ class Writer:
         try:
             columns = concatenate([span_columns(batch, self._dimensions) for batch in batches])
             self._insert("spans", columns)
-        except Exception:  # noqa: BLE001 - counted as dropped; telemetry must not stop the process
-            self._report("spans could not be stored")
-            self._settled(rows, dropped={"write_error": rows})
+        except Exception as error:  # noqa: BLE001 - counted as dropped; telemetry must not stop the process
+            self._lose(batches, rows, error)
             return
         self._failed = False
+        self.loss.over()
         self._settled(rows, ok=rows)
         late = int((columns["lateness_ns"] > self._grace_ns).sum())
         if late:
             self._late.add(late)
+            self._note_late(batches, columns["lateness_ns"] > self._grace_ns)
         self._guarded(self._traces.add, columns, self._clock.monotonic_ns())
+
+    def _lose(self, batches: Sequence[SpanBatch], rows: int, error: Exception) -> None:
+        self.loss.happened(rows, error)
+        for batch in batches:
+            arrived = batch.arrived_unix_nano
+            earliest = min(max(min(batch.end_time_unix_nano), arrived - _LOSS_NS), arrived)
+            for service, spans in services([batch]).items():
+                self.lost.add(service, earliest, arrived, spans)
+        self._settled(rows, dropped={"write_error": rows})
+
+    def _note_late(self, batches: Sequence[SpanBatch], is_late: Any) -> None:
+        """Remember late spans by service, when they arrived."""
+        first = 0
+        for batch in batches:
+            for group in batch.groups:
+                late = int(is_late[first : first + group.rows].sum())
+                first += group.rows
+                if late:
+                    self.late.add(group.resource.service, batch.arrived_unix_nano, batch.arrived_unix_nano, late)
+
+    def trouble(self) -> str:
+        """Return what is wrong now; empty = nothing."""
+        if self._thread.ident is not None and not self._thread.is_alive() and not self._stopping:
+            return "the thread that writes has died"
+        return self.loss.trouble()
+
+    def fill(self) -> tuple[int, int]:
+        """Return the spans that wait, and how many may."""
+        return self._waiting, self._limit
 
     def _settled(self, rows: int, ok: int = 0, dropped: dict[str, int] | None = None) -> None:
         with self._wake:
@@ -210,6 +244,43 @@ class Writer:
         if not self._failed:
             logger.warning("%s", what, exc_info=True)  # noqa: LOG014 - called by exception handlers only
         self._failed = True
+
+
+class Losses:
+    """Writes that failed: said in the log at once, every minute, and at their end.
+
+    Args:
+        clock: Monotonic time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.why = ""
+        self._spans = 0
+        self._last_ns = self._logged_ns = 0
+
+    def happened(self, spans: int, error: Exception) -> None:
+        """Count spans that are lost."""
+        now = self._clock.monotonic_ns()
+        first = not self._spans
+        self._spans += spans
+        self.why, self._last_ns = str(error).partition("\n")[0] or type(error).__name__, now
+        if first or now - self._logged_ns >= _LOSS_NS:
+            self._logged_ns = now
+            logger.error("spans are lost: %d could not be stored so far: %s", self._spans, self.why)
+
+    def over(self) -> None:
+        """Say that spans are written again."""
+        if self._spans:
+            logger.warning("spans are stored again; %d were lost", self._spans)
+        self._spans = 0
+
+    def trouble(self) -> str:
+        """Return why spans are lost; empty when they are not, or when none came for a minute and nobody knows."""
+        spans = self._spans
+        if not spans or self._clock.monotonic_ns() - self._last_ns > _LOSS_NS:
+            return ""
+        return f"spans are lost: {spans} could not be stored so far: {self.why}"
 
 
 def _delete_replaced(connection: Any, times: Times) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pasta_otel.app.devices import DeviceWatch, watch_devices
+from pasta_otel.app.health import Health, Part
 from pasta_otel.app.options import SidecarOptions, api_token
 from pasta_otel.app.preflight import check_files, chosen_windows
 from pasta_otel.app.questions import Questions
@@ -253,7 +254,7 @@ class Sidecar:
             trace=questions.trace,
             attribute=answerer(self._attributor(), self._clock.unix_nano, {slo.name: slo.sli for slo in slos}),
             metrics=self._own.render,
-            health=self._health,
+            health=self._health(),
         )
         return ApiServer(
             create_app(providers, token=token),
@@ -263,9 +264,13 @@ class Sidecar:
             keyfile=options.tls_key,
         )
 
-    def _health(self) -> tuple[bool, dict[str, Any]]:
-        dead = [thread.name for thread in self._threads if not thread.is_alive()]
-        return not dead, {"dead_threads": dead} if dead else {}
+    def _health(self) -> Health:
+        parts: dict[str, Part] = {"store": self.store, "receiver": self._receiver}
+        if self._forwarder is not None:
+            parts["upstream"] = self._forwarder
+        controller = self._controller
+        evaluation = (lambda: controller.evaluation) if controller is not None else None
+        return Health(self._threads, parts, evaluation, self._options.tick_seconds, self._clock)
 
 
 def serve(options: SidecarOptions, announce: Announce) -> None:
