@@ -194,6 +194,31 @@ GPU_KERNEL_DURATION = _metric(
     "s",
     "Device time of GPU work by `gpu.kernel.class`, module and device, scaled by the sampled share.",
 )
+GPU_MEMORY_ACCESS = "gpu.memory.access"  # kind of access: load, store, atomic, async_copy; shared: load_4, ...
+GPU_MEMORY_SECTORS = _metric(
+    "gpu.cuda.kernel.memory.sectors",
+    "counter",
+    "{sector}",
+    "32-byte sectors of global memory that analysed GPU kernels touch, by `gpu.kernel.class` and `gpu.memory.access`.",
+)
+GPU_MEMORY_REQUESTED = _metric(
+    "gpu.cuda.kernel.memory.requested",
+    "counter",
+    "By",
+    "Bytes of global memory that analysed GPU kernels' lanes ask for, by `gpu.kernel.class` and `gpu.memory.access`.",
+)
+GPU_SHARED_WAVEFRONTS = _metric(
+    "gpu.cuda.kernel.shared.wavefronts",
+    "counter",
+    "{wavefront}",
+    "Passes through shared memory's banks by analysed GPU kernels, by `gpu.kernel.class` and `gpu.memory.access`.",
+)
+GPU_SHARED_CONFLICTS = _metric(
+    "gpu.cuda.kernel.shared.bank_conflicts",
+    "counter",
+    "{wavefront}",
+    "Those of them that bank conflicts added, by `gpu.kernel.class` and `gpu.memory.access`.",
+)
 GPU_WORK = _metric(
     "pasta.gpu.work", "counter", "{record}", "Captured GPU work, by `link` (id, unlinked, stale, incomplete)."
 )

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pasta_otel.gpu.memory.selection import Selection
 
 IMPOSSIBLE = 3
+DEFAULT_SERVICE = "unknown_service"
+"""What OpenTelemetry's SDK calls a service without a name."""
 _SETTINGS = ("PASTA_SANITIZER_LIBRARY", "PASTA_SANITIZER_PATCH")
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 
@@ -41,6 +43,7 @@ def command() -> None:
 @click.option("--device-memory", default=64, show_default=True, help="MiB of device memory for results, a process.")
 @click.option("--json", "as_json", is_flag=True, help="Report as one JSON document; CMD's stdout goes to stderr.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there.")
+@click.option("--otlp", is_flag=True, help="Send metrics by GPU kernel class to the server of OTEL_EXPORTER_OTLP_*.")
 @click.argument("command", metavar="CMD [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
 def memory(  # noqa: PLR0913 - one parameter an option
     *,
@@ -50,6 +53,7 @@ def memory(  # noqa: PLR0913 - one parameter an option
     device_memory: int,
     as_json: bool,
     output: Path | None,
+    otlp: bool,
     command: tuple[str, ...],
 ) -> None:
     """Count on the GPU what each GPU kernel does to memory: coalescing, bank conflicts, divergence, atomics.
@@ -66,6 +70,8 @@ def memory(  # noqa: PLR0913 - one parameter an option
         click.echo(f"pasta-otel: memory not analysed: {problem}", err=True)
     else:
         _publish(results, as_json=as_json, output=output)
+        if otlp:
+            _send(results)
     raise click.exceptions.Exit(code or (IMPOSSIBLE if problem else 0))
 
 
@@ -137,6 +143,15 @@ def _results(folder: Path) -> tuple[list[ProcessResult], str]:
         return [], "no Python process of the program ended in order (only Python programs are analysed)"
     seen = sum(result.seen for result in results)
     return [], f"none of {seen} launches was chosen by --kernel" if seen else "the program launched no GPU kernel"
+
+
+def _send(results: list[ProcessResult]) -> None:
+    from pasta_otel.app.importing import import_meter  # noqa: PLC0415 - only for --otlp
+    from pasta_otel.gpu.memory.report import by_kernel  # noqa: PLC0415 - same
+    from pasta_otel.gpu.memory.telemetry import record  # noqa: PLC0415 - same
+
+    with import_meter(os.environ.get("OTEL_SERVICE_NAME", DEFAULT_SERVICE)) as meter:
+        record(meter, by_kernel(launch for result in results for launch in result.launches))
 
 
 def _publish(results: list[ProcessResult], *, as_json: bool, output: Path | None) -> None:

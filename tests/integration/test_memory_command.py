@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from pasta_otel.gpu.memory.collector import SLAB_BYTES, SLAB_SLOTS
 from tests.sanitizer import build
@@ -103,6 +107,63 @@ cupy.call(fake.fake_launch, context, stream(1), b"k", 1, 1)
     ]
     text = analyze(program, PYTHONPATH=str(package.parent)).stdout
     assert "Layer.forward  (3)" in text
+
+
+def test_launches_name_the_span_that_they_were_made_in(analyze):
+    done = analyze(
+        """
+from opentelemetry.sdk.trace import TracerProvider
+tracer = TracerProvider().get_tracer("t")
+launch(1, "k", 1, 1)
+with tracer.start_as_current_span("request") as span:
+    launch(1, "k", 1, 1)
+    launch(1, "k", 1, 1)
+    own = span.get_span_context()
+print(f"{own.trace_id:032x} {own.span_id:016x}")
+""",
+        "--json",
+    )
+    trace_id, span_id = done.stderr.split()[:2]
+    assert kernels(done)["k"]["spans"] == [{"trace_id": trace_id, "span_id": span_id, "launches": 2}]
+
+
+def test_metrics_by_gpu_kernel_class_reach_an_otlp_server(analyze):
+    received = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            received.append((self.path, ExportMetricsServiceRequest.FromString(body)))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        address = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "OTEL_SERVICE_NAME": "svc"}
+        done = analyze('launch(1, "ampere_sgemm_128x64_nn", 10, 8)', "--otlp", **address)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert done.returncode == 0, done.stderr
+    metrics = {
+        metric.name: metric.sum.data_points
+        for path, request in received
+        for metric in request.resource_metrics[0].scope_metrics[0].metrics
+        if path == "/v1/metrics"
+    }
+    (sectors,), (asked,) = metrics["gpu.cuda.kernel.memory.sectors"], metrics["gpu.cuda.kernel.memory.requested"]
+    assert (sectors.as_int, asked.as_int) == (320, 1280)
+    assert {pair.key: pair.value.string_value for pair in sectors.attributes} == {
+        "gpu.kernel.class": "gemm",
+        "gpu.memory.access": "load",
+    }
 
 
 def test_sigterm_without_a_handler_loses_no_result(analyze):

@@ -1,8 +1,10 @@
-"""Which line of the program launches a GPU kernel: the callback runs in the launching thread, below its frames."""
+"""Who launches a GPU kernel: the callback runs in the launching thread, below its frames and in its context."""
 
 from __future__ import annotations
 
 import sys
+import time
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -32,3 +34,38 @@ def calling_line() -> str:
             return f"{code.co_filename}:{frame.f_lineno} {code.co_qualname}"
         frame = frame.f_back
     return ""
+
+
+def current_span() -> str:
+    """Return ``trace id-span id`` of the span that the thread is in, in hexadecimal; empty where there is none.
+
+    OpenTelemetry is not imported here: a program that has no spans may not have it.
+    """
+    get_span = getattr(sys.modules.get("opentelemetry.trace"), "get_current_span", None)
+    if get_span is None:
+        return ""
+    context = get_span().get_span_context()
+    return f"{context.trace_id:032x}-{context.span_id:016x}" if context.is_valid else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The launching side of one launch.
+
+    Attributes:
+        time_unix_nano: When it was launched.
+        source: ``file:line function`` of the program; empty where no Python launched.
+        span: ``trace id-span id`` of the span around it; empty where there is none.
+    """
+
+    time_unix_nano: int
+    source: str = ""
+    span: str = ""
+
+
+NOBODY = Caller(0)
+
+
+def caller() -> Caller:
+    """Return who is launching, in its thread."""
+    return Caller(time.time_ns(), calling_line(), current_span())

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -90,7 +91,7 @@ def _finish_on_sigterm(finish: Callable[[], None]) -> None:
 def document(collector: Any) -> dict[str, Any]:
     """Return a process' results as JSON-compatible data."""
     launches = [
-        {field: getattr(one, field) for field in ("name", "grid", "block", "stream", "source", "words")}
+        {**{field: getattr(one, field) for field in ("name", "grid", "block", "stream", "words")}, **asdict(one.caller)}
         for one in collector.launches
     ]
     counts = {"seen": collector.seen, "waits": collector.waits, "skipped": dict(collector.skipped)}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pasta_otel.errors import PastaError
-from pasta_otel.gpu.memory.callers import calling_line
+from pasta_otel.gpu.memory.callers import Caller, caller
 from pasta_otel.gpu.memory.model import Launch
 from pasta_otel.gpu.memory.sanitizer import (
     Domain,
@@ -57,7 +57,7 @@ class Device(Protocol):
         """Copy memory to the host in a stream's order."""
 
 
-_Pending = tuple[str, tuple[int, int, int], tuple[int, int, int], int, str]
+_Pending = tuple[str, tuple[int, int, int], tuple[int, int, int], int, Caller]
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Collector:
         patch: File of the compiled device functions.
         selection: What to analyse.
         on_problem: Is told once for each thing that keeps a context, module or launch from being analysed.
-        source: Names the line of the program that is launching, in its thread.
+        who: Says who is launching, in its thread.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class Collector:
         patch: str,
         selection: Selection,
         on_problem: Callable[[str], None] = lambda _: None,
-        source: Callable[[], str] = calling_line,
+        who: Callable[[], Caller] = caller,
     ) -> None:
         self._device, self._patch, self._selection, self._on_problem = device, patch, selection, on_problem
-        self._source = source
+        self._who = who
         self._most_slabs = max(1, selection.device_bytes // SLAB_BYTES)
         self._contexts: dict[int, _Context] = {}
         self._lock = threading.Lock()
@@ -188,10 +188,10 @@ class Collector:
         slab = self._slab(context, data)
         if slab is None:
             return
-        source = self._source()
+        launcher = self._who()
         with self._lock:
             number, index = context.streams.setdefault(data.stream_handle, len(context.streams)), len(slab.pending)
-            slab.pending.append((name, tuple(data.grid), tuple(data.block), number, source))
+            slab.pending.append((name, tuple(data.grid), tuple(data.block), number, launcher))
         try:
             self._device.give_slot(data, slab.address + index * SLOT_BYTES)
         except PastaError as error:

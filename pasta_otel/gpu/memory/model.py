@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pasta_otel.gpu.memory.callers import NOBODY, Caller
 from pasta_otel.gpu.memory.slots import CONTENTION, GLOBAL, SHARED, STRIDES
 
 WARP_LANES = 32
@@ -90,7 +91,7 @@ class Launch:
         block: Threads of a block in x, y, z.
         stream: Number of the stream, in order of first use within the process.
         words: The slot's counters.
-        source: ``file:line function`` of the program that launched it; empty where no Python did.
+        caller: Who launched it.
     """
 
     name: str
@@ -98,7 +99,7 @@ class Launch:
     block: tuple[int, int, int]
     stream: int
     words: tuple[int, ...] = field(repr=False)
-    source: str = ""
+    caller: Caller = NOBODY
 
     @property
     def accesses(self) -> Accesses:

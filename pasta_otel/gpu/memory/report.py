@@ -11,6 +11,7 @@ from typing import Any
 
 from pasta_otel.gpu.classes import demangle, short_name
 from pasta_otel.gpu.memory import formulas
+from pasta_otel.gpu.memory.callers import Caller
 from pasta_otel.gpu.memory.findings import MemoryFinding, find
 from pasta_otel.gpu.memory.model import Accesses, Launch, accesses
 
@@ -50,6 +51,7 @@ class KernelMemory:
         accesses: What they did.
         findings: What that says to change.
         sources: Lines of the program that launched it, and how often; the most frequent first.
+        spans: OpenTelemetry spans that it was launched in (``trace id-span id``), and how often.
     """
 
     name: str
@@ -57,6 +59,7 @@ class KernelMemory:
     accesses: Accesses
     findings: tuple[MemoryFinding, ...]
     sources: tuple[tuple[str, int], ...]
+    spans: tuple[tuple[str, int], ...] = ()
 
     @property
     def sectors(self) -> int:
@@ -82,10 +85,15 @@ class KernelMemory:
         counted = asdict(self.accesses)
         counted["global"] = counted.pop("global_")
         head = {"name": demangle(self.name), "symbol": self.name, "launches": self.launches}
+        spans = [
+            {"trace_id": span.partition("-")[0], "span_id": span.partition("-")[2], "launches": count}
+            for span, count in self.spans
+        ]
         sources = [{"source": source, "launches": count} for source, count in self.sources]
         return {
             **head,
             "sources": sources,
+            "spans": spans,
             **self.ratios(),
             **counted,
             "findings": [finding.as_dict() for finding in self.findings],
@@ -100,7 +108,14 @@ def read_results(folder: Path) -> list[ProcessResult]:
 def _result(path: Path) -> ProcessResult:
     content = json.loads(path.read_text(encoding="utf-8"))
     launches = tuple(
-        Launch(one["name"], tuple(one["grid"]), tuple(one["block"]), one["stream"], tuple(one["words"]), one["source"])
+        Launch(
+            one["name"],
+            tuple(one["grid"]),
+            tuple(one["block"]),
+            one["stream"],
+            tuple(one["words"]),
+            Caller(one["time_unix_nano"], one["source"], one["span"]),
+        )
         for one in content["launches"]
     )
     counts = (content["seen"], content["skipped"], content["waits"], tuple(content["problems"]))
@@ -115,8 +130,9 @@ def by_kernel(launches: Iterable[Launch]) -> list[KernelMemory]:
     kernels = []
     for name, same in of_name.items():
         summed = accesses([sum(column) for column in zip(*(launch.words for launch in same), strict=True)])
-        sources = Counter(launch.source for launch in same if launch.source).most_common()
-        kernels.append(KernelMemory(name, len(same), summed, tuple(find(summed)), tuple(sources)))
+        sources = Counter(launch.caller.source for launch in same if launch.caller.source).most_common()
+        spans = Counter(launch.caller.span for launch in same if launch.caller.span).most_common()
+        kernels.append(KernelMemory(name, len(same), summed, tuple(find(summed)), tuple(sources), tuple(spans)))
     return sorted(kernels, key=lambda kernel: (-kernel.sectors, kernel.name))
 
 
