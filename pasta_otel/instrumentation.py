@@ -16,6 +16,7 @@ from pasta_otel.app import build_row_sink, prepare_app_telemetry, setup_app_tele
 from pasta_otel.app.capture_flag import follow_capture_flag
 from pasta_otel.app.debug import log_when_debugging
 from pasta_otel.app.gpu_capture import GpuInstrumentation, build_gpu_capture
+from pasta_otel.app.instrumented import hurry_unheard
 from pasta_otel.arguments import check_model, check_models, check_offers, check_rate, check_row_limit, check_set_up
 from pasta_otel.config import load_settings
 from pasta_otel.errors import PastaError
@@ -66,7 +67,8 @@ class Instrumentation:
             self.modules.on_first_span(lambda: _guarded("no TracerProvider could be set up", setup_app_telemetry))
 
     def drain(self, timeout_s: float) -> None:
-        """Send what is queued, ours and the provider's; each gets up to ``timeout_s`` seconds."""
+        """Send what is queued before the program ends, ours and the provider's, each for up to ``timeout_s`` seconds."""
+        _guarded("the wait for a collector is not bounded", hurry_unheard)
         flush_rows = getattr(self.pipeline.sink, "force_flush", None)
         flush_spans = getattr(self._provider, "force_flush", None)
         if callable(flush_spans):

@@ -10,6 +10,7 @@ import math
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ BACKOFF_CAP_S = 30.0
 CLOSE_WAIT_S = 0.5
 JITTER = 0.2  # OTLP specification: exponential back-off with jitter
 SAME_WARNING_EVERY_S = 20.0
+_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
+_said: set[str] = set()  # destinations whose losses at the end of the program were told
 
 
 class Outcome(NamedTuple):
@@ -32,6 +35,16 @@ class Outcome(NamedTuple):
     ok: int
     dropped: int = 0
     reason: str = ""
+
+
+def limit_unheard(timeout_s: float) -> None:
+    """At the end of the program, give destinations that never took anything so much time, all together.
+
+    What they lose is told once per destination, whatever the number of senders. Each later call leaves a limit that is
+    nearer as it is.
+    """
+    for sender in list(_senders):
+        sender.limit_unheard(timeout_s)
 
 
 class Sender:
@@ -60,9 +73,10 @@ class Sender:
         self._turn = threading.Lock()  # one connection, one request at a time
         self._changed = threading.Condition()
         self._limit_s = math.inf
-        self._aborted = False
+        self._aborted = self._heard = self._ending = False
         self._warned: dict[str, float] = {}
         renew_in_children(self)
+        _senders.add(self)
 
     def send(self, body: bytes, items: int) -> Outcome:
         """Send one request; retry transient failures until its deadline.
@@ -84,6 +98,7 @@ class Sender:
         while (remaining := min(deadline, self._limit_s) - self._monotonic()) > 0:
             reply = self._transport.post(body, time.monotonic() + remaining)
             if reply.kind == "ok":
+                self._heard = True
                 return self._accepted(reply, items)
             reason = reply.reason
             if reply.kind == "refused":
@@ -102,6 +117,12 @@ class Sender:
         with self._changed:
             self._limit_s = min(self._limit_s, self._monotonic() + timeout_s)
             self._changed.notify_all()
+
+    def limit_unheard(self, timeout_s: float) -> None:
+        """Limit a destination that never took anything; see the function of that name."""
+        if not self._heard:
+            self._ending = True
+            self.limit(timeout_s)
 
     def abort(self) -> None:
         """End everything now, a request in flight included."""
@@ -150,6 +171,10 @@ class Sender:
 
     def _warn(self, key: str, text: str) -> None:
         """Warn once per reason and 20 s: a dead collector must not fill the log."""
+        if self._ending:
+            if self.config.target in _said:
+                return
+            _said.add(self.config.target)
         now = self._monotonic()
         if now - self._warned.get(key, -math.inf) >= SAME_WARNING_EVERY_S:
             self._warned[key] = now

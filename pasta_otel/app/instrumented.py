@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -11,6 +12,25 @@ from opentelemetry import metrics, trace
 from pasta_otel import semconv
 from pasta_otel.app.app_metrics import setup_app_metrics
 from pasta_otel.pipeline import RowSink
+
+UNHEARD_SECONDS = 2.0  # how long a program's end waits for a collector that never took anything
+
+
+def hurry_unheard() -> None:
+    """Before what is queued is sent for the last time: bound the wait for a collector that was never there."""
+    from pasta_otel.exporters.otlp.sender import limit_unheard  # noqa: PLC0415 - as below
+
+    limit_unheard(UNHEARD_SECONDS)
+
+
+def at_exit(shutdown: Callable[[], object]) -> None:
+    """Shut something down when the program ends; all of it together waits ``UNHEARD_SECONDS`` for who is not there."""
+
+    def end() -> None:
+        hurry_unheard()
+        shutdown()
+
+    atexit.register(end)
 
 
 def prepare_app_telemetry() -> None:
@@ -29,7 +49,7 @@ def setup_app_telemetry() -> None:
     if trace.get_tracer_provider() is not provider:  # another thread was first
         provider.shutdown()
         return
-    atexit.register(provider.shutdown)
+    at_exit(provider.shutdown)
 
 
 def build_row_sink(provider: Any) -> RowSink:
@@ -48,5 +68,5 @@ def build_row_sink(provider: Any) -> RowSink:
         return dict(found.attributes) if found is not None else {}
 
     exporter = RowExporter(OtlpConfig.from_env(), resource=resource, meter=metrics.get_meter(semconv.SCOPE))
-    atexit.register(exporter.shutdown)
+    at_exit(exporter.shutdown)
     return exporter

@@ -231,3 +231,35 @@ def test_the_environment_is_not_extended_twice():
     once = environment({"PYTHONPATH": "/a", "X": "1"})
     assert once == {"PYTHONPATH": os.pathsep.join([AUTOLOAD, "/a"]), "X": "1"}
     assert environment(once) == once
+
+
+def test_without_a_collector_what_is_lost_at_the_end_is_said_once_and_nobody_waits_for_long(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("""
+from opentelemetry import metrics, trace
+from pasta_otel.exporters.otlp import sender
+limits = []
+def noting(self, seconds, before=sender.Sender.limit):
+    before(self, seconds)
+    limits.append(self._limit_s)
+sender.Sender.limit = noting
+import atexit, time
+started = time.monotonic()
+atexit.register(lambda: print(len(limits) > 2, max(limits) - min(limits) < 1.9))  # registered first: runs last
+metrics.get_meter("m").create_counter("c").add(1)
+with trace.get_tracer("t").start_as_current_span("request"):
+    pass
+""")
+    code, out, err = run([*RUN, sys.executable, str(program)], OTEL_EXPORTER_OTLP_TIMEOUT="10")
+    assert (code, out.split()) == (0, ["True", "True"])
+    assert err.count("dropped") == 1, err
+
+
+def test_a_python_without_pasta_otel_says_which_it_is_and_what_to_do(tmp_path):
+    bare = tmp_path / "bare" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare.parents[1])], check=True)
+    code, out, err = run([*RUN, str(bare), "-c", "print('ran')"])
+    assert (code, out) == (0, "ran\n")
+    assert f"not instrumented: {bare} has no pasta-otel" in err
+    assert f"`{bare} -m pip install pasta-otel`" in err
+    assert len(err.splitlines()) == 1

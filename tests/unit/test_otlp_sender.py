@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from pasta_otel.errors import InputError
 from pasta_otel.exporters.otlp.config import OtlpConfig
-from pasta_otel.exporters.otlp.sender import Outcome, Sender
+from pasta_otel.exporters.otlp.sender import Outcome, Sender, limit_unheard
 from pasta_otel.exporters.otlp.spans import PastaSpanExporter, clean_span
 from pasta_otel.exporters.otlp.text import clean_utf8
 from pasta_otel.exporters.otlp.transport import Reply, retry_after_seconds
@@ -252,3 +252,31 @@ def test_a_setting_that_cannot_be_used_is_named(name, value):
     with pytest.raises(InputError) as caught:
         OtlpConfig.from_env({name: value})
     assert caught.value.field == name
+
+
+REFUSED = Reply("refused", "connection", message="nobody is there")
+
+
+def test_at_the_end_only_those_that_never_took_anything_are_hurried_all_by_one_deadline():
+    config = OtlpConfig("http://127.0.0.1:9")
+    now = [100.0]
+    heard, *unheard = (Sender(config, transport=Scripted([Reply("ok")]), monotonic=lambda: now[0]) for _ in range(3))
+    heard.send(b"x", 1)
+    limit_unheard(2.0)
+    now[0] += 1.5
+    limit_unheard(2.0)
+    assert [sender._limit_s for sender in unheard] == [102.0, 102.0]
+    assert heard._limit_s > 1e9
+
+
+def test_at_the_end_losses_are_told_once_per_destination(caplog):
+    there, elsewhere = OtlpConfig("http://127.0.0.1:9/once"), OtlpConfig("http://127.0.0.1:7/once")
+    senders = [Sender(config, transport=Scripted([REFUSED, REFUSED])) for config in (there, there, elsewhere)]
+    for sender in senders[:2]:
+        sender.send(b"x", 1)
+    assert len(warnings_of(caplog)) == 2, "while it runs each speaks for itself"
+    for sender in senders:
+        sender._warned.clear()
+        sender.limit_unheard(2.0)
+        sender.send(b"x", 1)
+    assert len(warnings_of(caplog)) == 4

@@ -8,9 +8,17 @@ import sys
 def _start():
     try:
         from pasta_otel.autoinstrument import start
+    except ImportError as error:
+        return "%s has no pasta-otel (%s): %s" % (sys.executable, error, _advice())
     except BaseException as error:
         return "%s: %s" % (type(error).__name__, error)
     return start()
+
+
+def _advice():
+    """Say what helps: usually another Python was found first on PATH than the one that pasta-otel is installed for."""
+    install = "`%s -m pip install pasta-otel`" % sys.executable
+    return "install it there (%s), or run the program with the Python of the environment that has it" % install
 
 
 def _chain():
