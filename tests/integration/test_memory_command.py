@@ -25,7 +25,8 @@ fake.fake_allocated.restype = ctypes.c_size_t
 context = ctypes.c_void_p(16)
 def stream(number): return ctypes.c_void_p(number)
 def launch(number, name, warps, stride): fake.fake_launch(context, stream(number), name.encode(), warps, stride)
-fake.fake_module(context)
+def module(cubin): fake.fake_module(context, cubin, ctypes.c_size_t(len(cubin)))
+module(b'')
 """
 
 
@@ -222,6 +223,22 @@ def test_gpu_kernels_are_chosen_by_name_sample_and_count(analyze, options, analy
     done = analyze('for _ in range(9): launch(1, "some", 1, 1); launch(1, "other", 1, 1)', "--json", *options)
     assert {name: kernel["launches"] for name, kernel in kernels(done).items()} == analysed
     assert json.loads(done.stdout)["launches"]["skipped"] == skipped
+
+
+def test_a_module_without_a_chosen_gpu_kernel_keeps_its_machine_code(analyze):
+    program = r"""
+module(b"\x7fELF...\0.text.sgemm_nn\0.text.sgemm_nt\0")
+module(b"\x7fELF...\0.text.softmax\0.nv.info.softmax\0")
+module(b"something else")
+launch(1, "softmax", 1, 1)
+print(fake.fake_patched(), file=sys.stderr)
+"""
+    chosen = analyze(program, "--json", "--kernel", "soft*")
+    assert chosen.stderr.split()[0] == "3"  # the first has no code to look at, nor has the last
+    assert json.loads(chosen.stdout)["unpatched_modules"] == 1
+    every = analyze(program, "--json")
+    assert every.stderr.split()[0] == "4"
+    assert json.loads(every.stdout)["unpatched_modules"] == 0
 
 
 def test_the_programs_exit_code_is_the_commands(analyze):

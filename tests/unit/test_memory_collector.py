@@ -54,11 +54,12 @@ class FakeDevice:
 
     def allocate(self, context, size):
         del context
-        if self.limit is not None and len(self.memory) >= self.limit:
-            raise StateError("sanitizerAlloc: out of memory")
-        self.next += size
-        self.memory[self.next] = np.full(size // 8, 7, dtype=np.uint64)
-        return self.next
+        with self.order:
+            if self.limit is not None and len(self.memory) >= self.limit:
+                raise StateError("sanitizerAlloc: out of memory")
+            self.next += size
+            self.memory[self.next] = np.full(size // 8, 7, dtype=np.uint64)
+            return self.next
 
     def clear(self, address, size, stream):
         del size

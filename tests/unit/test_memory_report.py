@@ -96,7 +96,7 @@ def test_launches_are_summed_by_gpu_kernel_and_ordered_by_sectors():
 
 
 def test_names_are_readable_and_the_symbol_is_kept():
-    result = report.ProcessResult(1, (Launch("_Z3fooPf", (1, 1, 1), (1, 1, 1), 0, words()),), 1, {}, 0, ())
+    result = report.ProcessResult(1, (Launch("_Z3fooPf", (1, 1, 1), (1, 1, 1), 0, words()),), 1, {}, 0, 0, ())
     (kernel,) = report.as_dict([result])["gpu_kernels"]
     assert (kernel["name"], kernel["symbol"]) == ("foo(float*)", "_Z3fooPf")
     assert "foo  (1 launches)" in report.as_text([result])

@@ -46,7 +46,7 @@ def start(environ: Mapping[str, str] = os.environ) -> None:
     try:
         _begin(job, environ, target)
     except (PastaError, ImportError) as error:
-        _write(target, {"problems": [str(error)], "seen": 0, "skipped": {}, "waits": 0, "launches": []})
+        _write(target, {"problems": [str(error)], "seen": 0, "skipped": {}, "waits": 0, "unpatched": 0, "launches": []})
 
 
 def _begin(job: Mapping[str, Any], environ: Mapping[str, str], target: Path) -> None:
@@ -94,7 +94,12 @@ def document(collector: Any) -> dict[str, Any]:
         {**{field: getattr(one, field) for field in ("name", "grid", "block", "stream", "words")}, **asdict(one.caller)}
         for one in collector.launches
     ]
-    counts = {"seen": collector.seen, "waits": collector.waits, "skipped": dict(collector.skipped)}
+    counts = {
+        "seen": collector.seen,
+        "waits": collector.waits,
+        "unpatched": collector.unpatched,
+        "skipped": dict(collector.skipped),
+    }
     return {**counts, "problems": collector.problems, "command": sys.argv[:1], "launches": launches}
 
 

@@ -122,6 +122,7 @@ class Collector:
         self.launches: list[Launch] = []
         self.seen = 0
         self.waits = 0
+        self.unpatched = 0
         self.skipped: Counter[str] = Counter()
 
     @property
@@ -159,13 +160,21 @@ class Collector:
     def _patch_module(self, data: ModuleData) -> None:
         with self._patching:
             context = self._contexts.get(data.context) or self._new_context(data.context)
-            if context.refused:
+            if context.refused or not self._concerns_us(data):
                 return
             try:
                 self._device.patch(data.module)
             except PastaError as error:
                 self.skipped["module"] += 1
                 self._report(f"a module cannot be analysed: {error}")
+
+    def _concerns_us(self, data: ModuleData) -> bool:
+        """Tell whether a module may hold a chosen GPU kernel; others keep their own machine code."""
+        names = data.functions() if self._selection.names else None
+        if names is None or any(map(self._selection.matches, names)):
+            return True
+        self.unpatched += 1
+        return False
 
     def _new_context(self, handle: int) -> _Context:
         context = self._contexts[handle] = _Context()

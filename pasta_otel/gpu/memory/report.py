@@ -30,6 +30,7 @@ class ProcessResult:
         seen: Launches of GPU kernels in all.
         skipped: Launches and modules not analysed, by reason.
         waits: How often a launch had to wait for a slot.
+        unpatched: Modules without a chosen GPU kernel: their machine code is as it was.
         problems: What went wrong.
     """
 
@@ -38,6 +39,7 @@ class ProcessResult:
     seen: int
     skipped: Mapping[str, int]
     waits: int
+    unpatched: int
     problems: tuple[str, ...]
 
 
@@ -118,7 +120,7 @@ def _result(path: Path) -> ProcessResult:
         )
         for one in content["launches"]
     )
-    counts = (content["seen"], content["skipped"], content["waits"], tuple(content["problems"]))
+    counts = (content["seen"], content["skipped"], content["waits"], content["unpatched"], tuple(content["problems"]))
     return ProcessResult(int(path.stem), launches, *counts)
 
 
@@ -147,6 +149,7 @@ def as_dict(results: Iterable[ProcessResult]) -> dict[str, Any]:
         "schema": SCHEMA,
         "launches": {"seen": sum(one.seen for one in chosen), "analysed": len(launches), "skipped": dict(skipped)},
         "waits": sum(one.waits for one in chosen),
+        "unpatched_modules": sum(one.unpatched for one in chosen),
         "problems": sorted({problem for one in chosen for problem in one.problems}),
         "gpu_kernels": [kernel.as_dict() for kernel in by_kernel(launches)],
     }

@@ -6,6 +6,7 @@ Callbacks run in the thread that made the CUDA call and take Python's interprete
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
@@ -69,10 +70,25 @@ RESULTS = {
 """``SanitizerResult``."""
 
 
+MOST_CUBIN_BYTES = 1 << 30
+"""A larger size is not one: the record of another version."""
+ELF = b"\x7fELF"
+_CODE_SECTION = re.compile(rb"\0\.text\.([^\0]+)(?=\0)")
+
+
 class ModuleData(ctypes.Structure):
     """``Sanitizer_ResourceModuleData``, as far as we read it."""
 
-    _fields_ = (("context", Pointer), ("module", Pointer))
+    _fields_ = (("context", Pointer), ("module", Pointer), ("cubin_size", ctypes.c_size_t), ("cubin", Pointer))
+
+    def functions(self) -> list[str] | None:
+        """Return the names of the GPU kernels in the module's machine code; None where it is not at hand."""
+        if not self.cubin or not 0 < self.cubin_size < MOST_CUBIN_BYTES:
+            return None
+        code = ctypes.string_at(self.cubin, self.cubin_size)
+        if not code.startswith(ELF):
+            return None
+        return [name.decode(errors="replace") for name in _CODE_SECTION.findall(code)]
 
 
 class StreamData(ctypes.Structure):
