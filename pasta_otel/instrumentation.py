@@ -67,7 +67,7 @@ class Instrumentation:
             self.modules.on_first_span(lambda: _guarded("no TracerProvider could be set up", setup_app_telemetry))
 
     def drain(self, timeout_s: float) -> None:
-        """Send what is queued before the program ends, ours and the provider's, each for up to ``timeout_s`` seconds."""
+        """Send what is queued before the program ends, ours and the provider's, each for up to ``timeout_s``."""
         _guarded("the wait for a collector is not bounded", hurry_unheard)
         flush_rows = getattr(self.pipeline.sink, "force_flush", None)
         flush_spans = getattr(self._provider, "force_flush", None)

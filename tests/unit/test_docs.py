@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,14 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
     file = ROOT / page
     for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", file.read_text()):
         assert (file.parent / target).exists(), f"{page} links to {target}"
+
+
+def test_how_to_install_into_ones_own_service_is_told_with_every_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    offered = {name for name, needs in project["optional-dependencies"].items() if needs}
+    told = re.findall(r"pasta-otel\[([a-z0-9,]+)\]", (REFERENCE / "instrumentation.md").read_text())
+    assert {extra for extras in told for extra in extras.split(",")} == offered
+    readme = (ROOT / "README.md").read_text()
+    assert "pip install 'pasta-otel[torch]'" in readme
+    assert "pip install 'pasta-otel[sidecar]'" in readme
+    assert "opentelemetry-instrumentation-" in readme
