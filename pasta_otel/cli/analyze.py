@@ -43,6 +43,7 @@ def command() -> None:
 @click.option("--device-memory", default=64, show_default=True, help="MiB of device memory for results, a process.")
 @click.option("--json", "as_json", is_flag=True, help="Report as one JSON document; CMD's stdout goes to stderr.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Also write the report as a page there.")
 @click.option("--otlp", is_flag=True, help="Send metrics by GPU kernel class to the server of OTEL_EXPORTER_OTLP_*.")
 @click.argument("command", metavar="CMD [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
 def memory(  # noqa: PLR0913 - one parameter an option
@@ -53,6 +54,7 @@ def memory(  # noqa: PLR0913 - one parameter an option
     device_memory: int,
     as_json: bool,
     output: Path | None,
+    html: Path | None,
     otlp: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -69,7 +71,7 @@ def memory(  # noqa: PLR0913 - one parameter an option
     if problem:
         click.echo(f"pasta-otel: memory not analysed: {problem}", err=True)
     else:
-        _publish(results, as_json=as_json, output=output)
+        _publish(results, as_json=as_json, output=output, html=html)
         if otlp:
             _send(results)
     raise click.exceptions.Exit(code or (IMPOSSIBLE if problem else 0))
@@ -154,14 +156,20 @@ def _send(results: list[ProcessResult]) -> None:
         record(meter, by_kernel(launch for result in results for launch in result.launches))
 
 
-def _publish(results: list[ProcessResult], *, as_json: bool, output: Path | None) -> None:
-    from pasta_otel.gpu.memory import report  # noqa: PLC0415 - numpy is an optional extra
+def _publish(results: list[ProcessResult], *, as_json: bool, output: Path | None, html: Path | None) -> None:
+    from pasta_otel.gpu.memory import page, report  # noqa: PLC0415 - numpy is an optional extra
 
+    if html is not None:
+        _write(html, page.as_html(results), "--html")
     text = json.dumps(report.as_dict(results), indent=2) if as_json else report.as_text(results)
     if output is None:
         click.echo(text)
-        return
+    else:
+        _write(output, text + "\n", "--output")
+
+
+def _write(target: Path, text: str, option: str) -> None:
     try:
-        output.write_text(text + "\n", encoding="utf-8")
+        target.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError(error.strerror or str(error), file=str(output), field="--output") from error
+        raise InputError(error.strerror or str(error), file=str(target), field=option) from error

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from xml.etree import ElementTree as ET
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -165,6 +166,22 @@ def test_metrics_by_gpu_kernel_class_reach_an_otlp_server(analyze):
         "gpu.kernel.class": "gemm",
         "gpu.memory.access": "load",
     }
+
+
+def test_the_page_shows_bars_findings_and_escaped_names(analyze, tmp_path):
+    target = tmp_path / "report.html"
+    done = analyze('launch(1, "a<b>&c", 200, 32)', "--html", str(target))
+    assert done.returncode == 0
+    page = ET.fromstring(target.read_text().replace('<meta charset="utf-8">', "").replace("<!doctype html>", ""))
+    assert 'aria-label="coalescing 12%"' in target.read_text()
+    assert "a<b>&c" in [element.get("title") for element in page.iter("b")]
+    assert "12% of the bytes moved are asked for" in "".join(page.itertext())
+
+
+def test_a_report_that_cannot_be_written_is_an_error_that_names_the_file(analyze):
+    done = analyze('launch(1, "k", 1, 1)', "--output", "/nonexistent/report.txt")
+    assert done.returncode == 2
+    assert "/nonexistent/report.txt: --output: No such file or directory" in done.stderr
 
 
 def test_sigterm_without_a_handler_loses_no_result(analyze):
