@@ -18,6 +18,7 @@ RANGES: Mapping[str, tuple[str, float, float, float]] = {
     "store_max_bytes": ("--store-max-mib", 1, 2**40, 1024**2),
     "store_max_age_seconds": ("--store-max-hours", 0.001, 1e6, 3600.0),
     "tick_seconds": ("--tick", 0.001, DAY_SECONDS, 1),
+    "drain_seconds": ("--drain", 0, 3600, 1),
     "grace_seconds": ("--grace", 0, 7 * DAY_SECONDS, 1),
 }
 
@@ -45,6 +46,7 @@ class SidecarOptions:
         flagd_file: A flagd source file to keep written; None writes none.
         tick_seconds: Time between two evaluations.
         grace_seconds: How long a late span still counts.
+        drain_seconds: How long a stop may take in all; what is not sent or stored by then is dropped and counted.
         host_metrics: Read CPU throttling and run delay of the processes that send spans.
         device_metrics: Read the state of GPUs, where there are any.
         token: Bearer token for OTLP and the API; empty asks none for OTLP, and ``PASTA_API_TOKEN`` for the API.
@@ -70,6 +72,7 @@ class SidecarOptions:
     flagd_file: Path | None = None
     tick_seconds: float = 10.0
     grace_seconds: float = 30.0
+    drain_seconds: float = 10.0
     host_metrics: bool = True
     device_metrics: bool = True
     token: str = field(default="", repr=False)

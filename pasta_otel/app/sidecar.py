@@ -8,10 +8,12 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pasta_otel.app.devices import DeviceWatch, watch_devices
+from pasta_otel.app.drain import Drain
 from pasta_otel.app.health import Health, Part
 from pasta_otel.app.options import SidecarOptions, api_token
 from pasta_otel.app.preflight import check_files, chosen_windows
@@ -39,7 +41,8 @@ from pasta_otel.slo.spec.model import SLO
 from pasta_otel.slo.state import FileState
 from pasta_otel.slo.windows import BurnRateWindows
 
-DRAIN_SECONDS = 10.0
+RECEIVER_GRACE_SECONDS = 2.0
+FORWARD_SHARE = 0.6  # of the time of a stop; the rest is for the store, notifications and our own telemetry
 HOST_SAMPLE_SECONDS = 1.0
 log = logging.getLogger(__name__)
 Announce = Callable[[dict[str, Any]], None]
@@ -150,22 +153,24 @@ class Sidecar:
 
     async def _stop(self) -> None:
         """Stop what brings spans in, then what carries them, then what answers."""
-        await self._receiver.stop()
-        if self._forwarder is not None:
-            await asyncio.to_thread(self._forwarder.stop, DRAIN_SECONDS)
+        drain = Drain(self._options.drain_seconds)
         self._stop_threads.set()
+        await self._receiver.stop(min(RECEIVER_GRACE_SECONDS, drain.left(0.1)))
+        if self._forwarder is not None:
+            forward_s = drain.left(FORWARD_SHARE)
+            await drain.step("the forwarder", partial(self._forwarder.stop, forward_s), share=FORWARD_SHARE + 0.1)
         for thread in self._threads:
-            await asyncio.to_thread(thread.join, DRAIN_SECONDS)
-        await asyncio.to_thread(self._api.stop)
+            await drain.step(thread.name, thread.join, share=0.3)
+        await drain.step("the API", self._api.stop, share=0.3)
         if self._response is not None:
-            await asyncio.to_thread(self._response.stop)
-        await asyncio.to_thread(self._sources.close)
+            await drain.step("notifications", self._response.stop, share=0.4)
+        await drain.step("sources", self._sources.close, share=0.4)
         if self._leader is not None:
             self._leader.release()
-        await asyncio.to_thread(self.store.close, DRAIN_SECONDS)
-        await asyncio.to_thread(self._own.close)
+        await drain.step("the store", partial(self.store.close, drain.left(0.5)), share=0.8)
+        await drain.step("our own telemetry", self._own.close)
         if self._devices is not None:
-            await asyncio.to_thread(self._devices.close)
+            await drain.step("devices", self._devices.close)
 
     def _spawn(self, name: str, target: Callable[[], None]) -> None:
         thread = threading.Thread(target=target, name=name, daemon=True)

@@ -31,6 +31,9 @@ _SHARED = (
     click.option("--tick", default=10.0, show_default=True, metavar="SECONDS", help="Time between two evaluations."),
     click.option("--grace", default=30.0, show_default=True, metavar="SECONDS", help="How long late spans count."),
     click.option(
+        "--drain", default=10.0, show_default=True, metavar="SECONDS", help="How long a stop may take in all, at most."
+    ),
+    click.option(
         "--token-env",
         default="",
         metavar="NAME",
@@ -48,7 +51,7 @@ def shared_options(command: F) -> F:
     return command
 
 
-def run_server(*, tick: float, grace: float, token_env: str, **rest: Any) -> None:
+def run_server(*, tick: float, grace: float, drain: float, token_env: str, **rest: Any) -> None:
     """Serve until SIGTERM; prints one JSON line when ready and one when everything is drained.
 
     Raises:
@@ -63,5 +66,6 @@ def run_server(*, tick: float, grace: float, token_env: str, **rest: Any) -> Non
     except ModuleNotFoundError as error:
         raise MissingError(f"{error.name} is not installed", how="pip install 'pasta-otel[sidecar]'") from error
     token = token_from(token_env)
-    options = SidecarOptions(tick_seconds=tick, grace_seconds=grace, token=token, **rest)
+    times = {"tick_seconds": tick, "grace_seconds": grace, "drain_seconds": drain}
+    options = SidecarOptions(**times, token=token, **rest)
     serve(options, lambda event: click.echo(json.dumps(event)))

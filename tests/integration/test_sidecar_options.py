@@ -34,6 +34,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) 
     [
         *(("--tick", text) for text in ("nan", "inf", "-inf", "0", "1e300", "1e-12")),
         *(("--grace", text) for text in ("nan", "inf", "-1", "1e300")),
+        *(("--drain", text) for text in ("nan", "inf", "-1")),
         *(("--store-max-hours", text) for text in ("nan", "inf", "-3", "0")),
         *(("--store-max-mib", text) for text in ("0", "-1")),
         *((port, text) for port in ("--api-port", "--otlp-http-port", "--otlp-grpc-port") for text in ("-1", "99999")),
