@@ -37,6 +37,20 @@ class BuildWithProbes(build_py):
             if os.environ.get("PASTA_NATIVE") == "require":
                 raise
             sys.stderr.write(f"pasta-otel: no eBPF probes in this build: {error}\n")
+        if not self.editable_mode:
+            self._compile_patches(Path(self.build_lib, "pasta_otel", "gpu", "kernels", "memory.fatbin"))
+
+    def _compile_patches(self, target: Path) -> None:
+        """Compile the device patches of memory analysis; without nvcc, `analyze memory` does it where it runs."""
+        sys.path.insert(0, str(Path(__file__).parent))
+        try:
+            from pasta_otel.gpu.memory import library  # noqa: PLC0415 - from the tree that is being built
+
+            library.compile_patch(library.find_nvcc(os.environ), target)
+        except Exception as error:  # noqa: BLE001 - a build without them is whole
+            sys.stderr.write(f"pasta-otel: no device patches in this build: {error}\n")
+        finally:
+            sys.path.pop(0)
 
 
 setup(

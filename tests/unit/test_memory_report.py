@@ -130,6 +130,16 @@ def test_patches_are_compiled_once_for_the_source_that_they_come_from(tmp_path, 
     assert [path.name for path in (tmp_path / "cache" / "pasta-otel").iterdir()] == [library.Path(first).name]
 
 
+def test_patches_that_were_built_with_the_package_are_used_as_they_are(tmp_path, monkeypatch):
+    source = tmp_path / "memory.cu"
+    source.touch()
+    built = source.with_suffix(".fatbin")
+    built.touch()
+    monkeypatch.setattr(library, "source", lambda: source)
+    assert library.find_patch({"PATH": ""}) == str(built)
+    assert library.find_patch({"PASTA_SANITIZER_PATCH": str(source)}) == str(source)
+
+
 def test_without_nvcc_the_message_says_how_to_get_one(monkeypatch):
     monkeypatch.setattr(library, "toolkits", lambda _: [])
     with pytest.raises(MissingError, match=r"no nvcc .* install a CUDA toolkit, or set PASTA_SANITIZER_PATCH"):
