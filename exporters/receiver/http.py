@@ -25,12 +25,18 @@ _CODES = {404: 5, 405: 12, 401: 16, 413: 8}  # google.rpc.Code
 
 
 def otlp_app(intake: Intake, config: ReceiverConfig) -> Starlette:
-    """Return the ASGI app that serves ``POST /v1/traces`` and ``POST /v1/metrics``."""
+    """Return the ASGI app that serves ``POST /v1/traces`` and ``POST /v1/metrics``, also with a slash behind."""
     endpoints = {"/v1/traces": intake.traces, "/v1/metrics": intake.metrics}
-    return Starlette(
-        routes=[Route(path, _endpoint(intake, take, config), methods=["POST"]) for path, take in endpoints.items()],
+    app = Starlette(
+        routes=[
+            Route(path + end, _endpoint(intake, take, config), methods=["POST"])
+            for path, take in endpoints.items()
+            for end in ("", "/")
+        ],
         exception_handlers={HTTPException: _not_served},
     )
+    app.router.redirect_slashes = False  # OTLP senders follow no redirect: the spans would be lost
+    return app
 
 
 def _endpoint(

@@ -336,3 +336,12 @@ async def test_a_client_that_goes_away_leaves_the_receiver_working(ledger, sink)
                 headers={"content-type": PROTOBUF},
             )
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/traces", "/v1/metrics"])
+async def test_a_slash_behind_the_path_is_no_redirect_which_senders_would_not_follow(ledger, sink, path):
+    async with receiving(ledger, sink) as receiver, httpx.AsyncClient(base_url=receiver.http_url) as client:
+        answer = await client.post(f"{path}/", content=b"{}", headers={"Content-Type": JSON})
+        other = await client.post(f"{path}//", content=b"{}", headers={"Content-Type": JSON})
+    assert (answer.status_code, answer.json()) == (200, {})
+    assert other.status_code == 404
