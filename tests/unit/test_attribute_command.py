@@ -205,3 +205,11 @@ def test_every_piece_of_evidence_has_a_line():
     answer = answerer(AttributionEngine(store, store), lambda: NOW)(QUESTION)
     count = sum(1 + len(cause["evidence"]) for cause in answer["causes"])
     assert len(lines(answer)) == 1 + count
+
+
+def test_without_a_server_pasta_controller_url_is_asked():
+    arguments = ["--service", "order-api", "--window", "30s", "--baseline", "30s"]
+    with Server(Trouble(network_ms=40)) as server:
+        result = CliRunner().invoke(command, arguments, env={"PASTA_CONTROLLER_URL": server.url})
+    assert result.exit_code == 0, result.output
+    assert server.path == "/api/v1/attribute"
