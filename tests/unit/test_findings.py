@@ -29,6 +29,7 @@ DDP = f"{HTA}/nccl_data.json.gz"  # ResNet-50, two ranks, batch norm without syn
 BERT = f"{TRACELENS}/h100-bert-small.json.gz"  # eager inference, batch 1
 COMPILED = f"{TRACELENS}/mi300-torch-compile.json.gz"
 SGLANG = f"{TRACELENS}/mi300-sglang-prefill-decode-part.json.gz"
+SYNC = "../h200/sync_batchnorm_rank0.json.gz"  # our own: benchmarks/gpu/sync_batchnorm.py on two H200
 DOUBLES = f"{HTA}/negative_queue_rank0_part.json.gz"
 KINDS = {finder.__module__.rpartition(".")[2] for finder in OUR_FINDERS}
 
@@ -103,7 +104,7 @@ def test_a_rank_that_computes_longer_is_found_beside_the_others():
     assert "load_imbalance" not in kinds(slow)
 
 
-# ---- batch-norm synchronisation: no public trace has one that we could find, so that this one is built
+# ---- batch-norm synchronisation: one recorded step, and one built so that the share is known
 
 
 def built(sync: bool) -> Timeline:
@@ -118,6 +119,12 @@ def built(sync: bool) -> Timeline:
     ops["kind"], ops["name"] = OpKind.OP, [3, 4]
     ops["start"], ops["end"] = [0, 300], [50, 450]
     return Timeline(0, rows, np.zeros(4, np.int64), names, ops, [(1, 1)])
+
+
+def test_sync_batch_norm_of_a_recorded_step_is_found():
+    finding = one("batchnorm_sync", SYNC)
+    # two layers, each with one gathering forward and one reduction backward
+    assert [evidence.value for evidence in finding.evidence if evidence.name == "collectives"] == [4]
 
 
 def test_collectives_within_sync_batch_norm_are_found():

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import uuid
-from functools import cache
+
+_known: dict[int, str] = {}
 
 
-@cache
 def device_uuid(ordinal: int) -> str:
-    """Return ``GPU-<uuid>`` of a CUDA device, or ``cuda:<ordinal>`` where the driver does not tell."""
+    """Return ``GPU-<uuid>`` of a CUDA device, or ``cuda:<ordinal>`` while the driver does not tell (before cuInit)."""
+    if ordinal not in _known:
+        found = _ask(ordinal)
+        if found is None:  # not kept: the driver may tell later
+            return f"cuda:{ordinal}"
+        _known[ordinal] = found
+    return _known[ordinal]
+
+
+def _ask(ordinal: int) -> str | None:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         read = driver.cuDeviceGetUuid_v2
     except (OSError, AttributeError):
-        return f"cuda:{ordinal}"
+        return None
     device, raw = ctypes.c_int(), (ctypes.c_ubyte * 16)()
     if driver.cuDeviceGet(ctypes.byref(device), ordinal) != 0 or read(ctypes.byref(raw), device) != 0:
-        return f"cuda:{ordinal}"
+        return None
     return f"GPU-{uuid.UUID(bytes=bytes(raw))}"
