@@ -32,6 +32,14 @@ def _share(text: str) -> float:
     return value
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value <= 1e6:  # NaN is in no range
+        msg = f"expected seconds between 0 and 1,000,000, got {text!r}"
+        raise ValueError(msg)
+    return value
+
+
 def checked_token(text: str) -> str:
     """Return a bearer token without the line end that files and secrets often carry; empty = none.
 
@@ -108,14 +116,14 @@ SETTINGS: tuple[Setting, ...] = (
         "PASTA_FLAG_POLL_SECONDS",
         "flag_poll_seconds",
         0.5,
-        float,
+        _seconds,
         "How often the app refreshes its flag snapshot, seconds.",
     ),
     Setting(
         "PASTA_FLAG_TTL_SECONDS",
         "flag_ttl_seconds",
         10.0,
-        float,
+        _seconds,
         "How long a flag's last value holds when the controller is gone, seconds.",
     ),
     Setting(
@@ -140,7 +148,11 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("PASTA_PROMETHEUS_KEY_FILE", "prometheus_key_file", "", str, "PEM key of the client certificate."),
     Setting(
-        "PASTA_PROMETHEUS_TIMEOUT_SECONDS", "prometheus_timeout_seconds", 10.0, float, "Limit of one request, seconds."
+        "PASTA_PROMETHEUS_TIMEOUT_SECONDS",
+        "prometheus_timeout_seconds",
+        10.0,
+        _seconds,
+        "Limit of one request, seconds.",
     ),
     Setting(
         "PASTA_MAINTENANCE_FILE", "maintenance_file", "", str, "YAML file of planned maintenance: no budget counts it."

@@ -95,6 +95,11 @@ class SidecarOptions:
         if self.state_dir is None:
             self._refuse_without_state()
 
+    @property
+    def bound_host(self) -> str:
+        """Return the host as an address with a port needs it: IPv6 in brackets."""
+        return f"[{self.host.strip('[]')}]" if ":" in self.host else self.host
+
     def _refuse_without_state(self) -> None:
         """Refuse what would have no effect: without a directory for the audit nothing acts."""
         for option, value, why in (

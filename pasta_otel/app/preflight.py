@@ -43,6 +43,17 @@ def chosen_windows(name: str) -> BurnRateWindows:
         raise InputError(error.message, file=error.file, line=error.line, field="--windows", kind=error.kind) from error
 
 
+def explained(error: InputError) -> InputError:
+    """Return the error of a state file with what may be done about it, and what that costs; any other as it is."""
+    if error.kind != "state":
+        return error
+    text = (
+        f"{error.message}; it may be deleted: then every SLO starts as no_data, and a burn or alert under way begins"
+        " anew and is notified again; budgets and counts (from the source) and what is degraded (by actions.json) stay"
+    )
+    return InputError(text, file=error.file, line=error.line, field=error.field, kind=error.kind)
+
+
 def _check_folder(option: str, folder: Path) -> None:
     """Make a folder if it is missing, and see that files can be made in it, which permission bits alone do not say."""
     try:

@@ -16,7 +16,7 @@ from pasta_otel.app.devices import DeviceWatch, watch_devices
 from pasta_otel.app.drain import Drain
 from pasta_otel.app.health import Health, Part
 from pasta_otel.app.options import SidecarOptions, api_token
-from pasta_otel.app.preflight import check_files, chosen_windows
+from pasta_otel.app.preflight import check_files, chosen_windows, explained
 from pasta_otel.app.questions import Questions
 from pasta_otel.app.response import response_of
 from pasta_otel.app.selfwatch import build_self_telemetry
@@ -206,8 +206,8 @@ class Sidecar:
     def _build_receiver(self, points: Ledger) -> Receiver:
         options = self._options
         config = ReceiverConfig(
-            grpc_address=f"{options.host}:{options.otlp_grpc_port}" if options.receive else None,
-            http_address=f"{options.host}:{options.otlp_http_port}" if options.receive else None,
+            grpc_address=f"{options.bound_host}:{options.otlp_grpc_port}" if options.receive else None,
+            http_address=f"{options.bound_host}:{options.otlp_http_port}" if options.receive else None,
             bearer_token=options.token or None,
             tls_certificate_file=options.tls_certificate or None,
             tls_key_file=options.tls_key or None,
@@ -240,7 +240,10 @@ class Sidecar:
             leader=self._leader,
             maintenance=self._maintenance,
         )
-        return SLOController(slos, windows, parts, grace_ns=grace_ns)
+        try:
+            return SLOController(slos, windows, parts, grace_ns=grace_ns)
+        except InputError as error:
+            raise explained(error) from error
 
     def _attributor(self) -> AttributionEngine:
         meter, tracer = self._own.meter, self._own.tracer
@@ -263,7 +266,7 @@ class Sidecar:
         )
         return ApiServer(
             create_app(providers, token=token),
-            host=options.host,
+            host=options.host.strip("[]"),
             port=options.api_port,
             certfile=options.tls_certificate,
             keyfile=options.tls_key,

@@ -66,6 +66,5 @@ def run_server(*, tick: float, grace: float, drain: float, token_env: str, **res
     except ModuleNotFoundError as error:
         raise MissingError(f"{error.name} is not installed", how="pip install 'pasta-otel[sidecar]'") from error
     token = token_from(token_env)
-    times = {"tick_seconds": tick, "grace_seconds": grace, "drain_seconds": drain}
-    options = SidecarOptions(**times, token=token, **rest)
+    options = SidecarOptions(tick_seconds=tick, grace_seconds=grace, drain_seconds=drain, token=token, **rest)
     serve(options, lambda event: click.echo(json.dumps(event)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from pasta_otel.app.options import RANGES
 from pasta_otel.app.sidecar import Sidecar
 from pasta_otel.app.upstream import refuse_loop
 from pasta_otel.cli import main
+from pasta_otel.config import SETTINGS, load_settings
 from pasta_otel.errors import InputError
 from pasta_otel.exporters.store import DuckDBSpanStore
-from tests.integration.serving import options, running
+from tests.integration.serving import ask, options, running
+from tests.integration.test_sidecar_health import SPEC
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
@@ -234,3 +237,31 @@ def test_a_store_file_with_flipped_bytes_is_refused_by_name_or_serves(
     if stop.value.code == 2:
         assert err.startswith(f"pasta-otel: {path}: ")
         assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"version": 9}', '{"version": 1, "slos": {"a": {}}}'])
+def test_a_damaged_state_file_is_refused_with_what_may_be_deleted_and_what_that_costs(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "slo.yaml").write_text(SPEC)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "slo.json").write_text(text)
+    line = refused(capsys, "sidecar", "--slo", str(tmp_path / "slo.yaml"), "--state", str(tmp_path / "state"))
+    assert line.startswith(f"pasta-otel: {tmp_path}/state/slo.json: ")
+    assert "it may be deleted: then every SLO starts as no_data" in line
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_an_ipv6_address_is_bound_with_and_without_brackets(host: str):
+    async with running(Sidecar(options(host=host), environ={})) as at:
+        assert at["otlp_http"].startswith("http://[::1]:")
+        assert at["otlp_grpc"].startswith("[::1]:")
+        status, _ = await asyncio.to_thread(ask, f"{at['api']}/healthz")
+    assert status == 200
+
+
+@pytest.mark.parametrize("name", [setting.env for setting in SETTINGS if setting.env.endswith("_SECONDS")])
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "1e300"])
+def test_seconds_of_settings_are_finite(name: str, text: str):
+    with pytest.raises(InputError, match=f"{name}: expected seconds"):
+        load_settings({name: text})
