@@ -26,6 +26,9 @@ ERROR_TYPE = "error.type"
 PEER_SERVICE = "peer.service"
 SERVER_ADDRESS = "server.address"
 
+# the agent's own service.name: its spans are host events linked to requests, no work of a service
+AGENT_SERVICE = "pasta-otel-agent"
+
 # ours, on spans
 MODULE_PATH = "pasta.torch.module.path"
 TORCH_RANK = "pasta.torch.rank"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pasta_otel.ebpf.observer import Harvest
     from pasta_otel.model import Attributes
 
-SERVICE = "pasta-otel-agent"
+SERVICE = semconv.AGENT_SERVICE
 STALE_NS = 30_000_000_000
 log = logging.getLogger(__name__)
 

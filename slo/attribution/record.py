@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from pasta_otel import semconv
 from pasta_otel.model import EdgeKey, Evidence, HostSample, ModuleKey, OperationKey, Samples, SpanRef, TimeWindow
 from pasta_otel.slo.attribution.effect import Shift, compare
 from pasta_otel.slo.attribution.ports import SpanStore
@@ -100,6 +101,11 @@ class Record:
         return [edge for edge in self.edges if edge.callee == callee]
 
 
+def _of_services(operations: Mapping[OperationKey, Samples]) -> Mapping[OperationKey, Samples]:
+    """Return the operations without host events: those are linked to a request, not made by a service."""
+    return {key: samples for key, samples in operations.items() if key.service != semconv.AGENT_SERVICE}
+
+
 def make_record(  # noqa: PLR0913 - two windows and what belongs to them
     own: OperationKey,
     before: Snapshot,
@@ -125,7 +131,7 @@ def make_record(  # noqa: PLR0913 - two windows and what belongs to them
         limits=limits,
         requests_before=requests[0],
         requests_after=requests[1],
-        operations=_compare_all(before.operations, after.operations, requests),
+        operations=_compare_all(_of_services(before.operations), _of_services(after.operations), requests),
         gaps=_compare_all(before.gaps, after.gaps, requests),
         edges=_compare_all(before.edges, after.edges, requests),
         modules=_compare_modules(before.modules, after.modules, requests),

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from pasta_otel.errors import InputError
 from pasta_otel.model import Attribution, Samples, SpanSLI
+from pasta_otel.semconv import AGENT_SERVICE
 from pasta_otel.slo.attribution import AttributionEngine, Thresholds
-from pasta_otel.testing.spans import MemorySpanStore
+from pasta_otel.testing.spans import MemorySpan, MemorySpanStore
 from pasta_otel.testing.world import BASELINE, BURNING, LAYERS, MS, Trouble, world
 
 AVAILABILITY = SpanSLI("order-api", "POST /orders")
@@ -174,3 +175,31 @@ def test_a_store_that_knows_nothing_is_incomplete():
     answer = attribute(MemorySpanStore(), LATENCY)
     assert (answer.causes, answer.incomplete[:8]) == ((), "baseline")
     assert Samples((), 0).count == 0
+
+
+def host_events(store: MemorySpanStore, share_ms: float) -> MemorySpanStore:
+    """Add what the agent sends for every request of the burn: an absence from the CPU, in the trace but under no span."""
+    roots = [s for s in store.spans if not s.parent_span_id and s.start_time_unix_nano >= BURNING.start_unix_nano]
+    events = [
+        MemorySpan(
+            root.trace_id,
+            f"{number:016x}",
+            "",
+            AGENT_SERVICE,
+            "off_cpu.preempted",
+            "internal",
+            root.start_time_unix_nano,
+            root.start_time_unix_nano + int(share_ms * MS),
+        )
+        for number, root in enumerate(roots, 1)
+    ]
+    return MemorySpanStore([*store.spans, *events], store.host)
+
+
+@pytest.mark.parametrize("sli", [LATENCY, BOTH])
+def test_host_events_of_the_agent_are_no_work_of_a_service(sli: SpanSLI):
+    store = world(1, Trouble(slow_dependency_ms=400))
+    with_events = host_events(store, share_ms=350.0)
+    assert first(with_events, sli) == ("edge_latency", "recommendations", REC_EDGE)
+    assert AGENT_SERVICE not in {cause.service for cause in attribute(with_events, sli).causes}
+    assert attribute(host_events(world(1, Trouble()), share_ms=350.0), sli).causes == ()
