@@ -177,29 +177,23 @@ def test_a_store_that_knows_nothing_is_incomplete():
     assert Samples((), 0).count == 0
 
 
-def host_events(store: MemorySpanStore, share_ms: float) -> MemorySpanStore:
-    """Add what the agent sends for every request of the burn: an absence from the CPU, in the trace but under no span."""
-    roots = [s for s in store.spans if not s.parent_span_id and s.start_time_unix_nano >= BURNING.start_unix_nano]
-    events = [
-        MemorySpan(
-            root.trace_id,
-            f"{number:016x}",
-            "",
-            AGENT_SERVICE,
-            "off_cpu.preempted",
-            "internal",
-            root.start_time_unix_nano,
-            root.start_time_unix_nano + int(share_ms * MS),
-        )
-        for number, root in enumerate(roots, 1)
-    ]
+def host_events(store: MemorySpanStore, burning_ms: float) -> MemorySpanStore:
+    """Add what the agent sends for every request: an absence from the CPU, in the trace but under no span."""
+    roots = [span for span in store.spans if not span.parent_span_id]
+    events = []
+    for number, root in enumerate(roots, 1):
+        begin = root.start_time_unix_nano
+        lasted = burning_ms if begin >= BURNING.start_unix_nano else 1.0 + number % 7 / 10
+        ids = (root.trace_id, f"{number:016x}", "")
+        place = (AGENT_SERVICE, "off_cpu.preempted", "internal")
+        events.append(MemorySpan(*ids, *place, begin, begin + int(lasted * MS)))
     return MemorySpanStore([*store.spans, *events], store.host)
 
 
 @pytest.mark.parametrize("sli", [LATENCY, BOTH])
 def test_host_events_of_the_agent_are_no_work_of_a_service(sli: SpanSLI):
     store = world(1, Trouble(slow_dependency_ms=400))
-    with_events = host_events(store, share_ms=350.0)
+    with_events = host_events(store, 350.0)
     assert first(with_events, sli) == ("edge_latency", "recommendations", REC_EDGE)
     assert AGENT_SERVICE not in {cause.service for cause in attribute(with_events, sli).causes}
-    assert attribute(host_events(world(1, Trouble()), share_ms=350.0), sli).causes == ()
+    assert attribute(host_events(world(1, Trouble()), 350.0), sli).causes == ()
