@@ -50,9 +50,10 @@ class Warp:
         self.library.emulate_async(self.slot, ctypes.c_uint(mask), lanes(sources), ctypes.c_uint(size), fill)
         return self
 
-    def matrix(self, addresses: Sequence[int], count: int) -> Warp:
-        """Run one ldmatrix."""
-        self.library.emulate_matrix(self.slot, ctypes.c_uint(ALL), lanes(addresses), ctypes.c_uint(count))
+    def matrix(self, addresses: Sequence[int], count: int, flags: int = LOAD) -> Warp:
+        """Run one ldmatrix or stmatrix."""
+        numbers = (ctypes.c_uint(count), ctypes.c_uint(flags))
+        self.library.emulate_matrix(self.slot, ctypes.c_uint(ALL), lanes(addresses), *numbers)
         return self
 
     @property

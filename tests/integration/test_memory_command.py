@@ -56,6 +56,18 @@ def kernels(done):
     return {kernel["symbol"]: kernel for kernel in json.loads(done.stdout)["gpu_kernels"]}
 
 
+def test_what_is_destroyed_after_the_interpreter_calls_nobody(analyze):
+    done = analyze('launch(1, "strided", 10, 8); fake.fake_stream_at_exit()', "--json")
+    assert done.returncode == 0, done.stderr
+    assert kernels(done)["strided"]["launches"] == 1
+
+
+def test_what_is_destroyed_after_the_interpreter_calls_nobody_where_analysis_was_impossible(analyze):
+    done = analyze("launch(1, 'strided', 10, 8); fake.fake_stream_at_exit()", FAKE_REFUSES_PATCHES="1")
+    assert done.returncode == 3, done.stderr
+    assert "cannot be analysed" in done.stderr
+
+
 def test_two_streams_are_counted_apart_from_one_another_and_summed_by_gpu_kernel(analyze):
     done = analyze(
         """

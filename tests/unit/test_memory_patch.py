@@ -17,6 +17,7 @@ from tests.sanitizer import ALL, ATOMIC, LOAD, PREFETCH, STORE, Warp, build
 
 BASE = 0x7F0000000000
 masks = st.integers(1, ALL)
+paired = st.lists(st.integers(0, 700), min_size=16, max_size=16).map(lambda some: [one for one in some for _ in (0, 1)])
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_the_layout_in_python_is_the_layout_in_cuda():
     named |= {f"SHARED_{kind.upper()}": at for kind, at in slots.SHARED.items()}
     named |= {f"{space.upper()}_CONTENTION": at for space, at in slots.CONTENTION.items()}
     named |= {f"{space.upper()}_STRIDE": at for space, at in slots.STRIDES.items()}
-    assert cuda == {**named, "UNUSED": 68, "WORDS": slots.WORDS, "WAYS": slots.WAYS}
+    assert cuda == {**named, "WORDS": slots.WORDS, "WAYS": slots.WAYS}
 
 
 @pytest.mark.parametrize(("stride", "sectors"), [(1, 4), (2, 8), (8, 32), (32, 32)])
@@ -79,14 +80,36 @@ def test_bank_conflicts_of_strides_1_to_33_follow_the_greatest_common_divisor(li
 
 
 @pytest.mark.parametrize(("size", "phases"), [(1, 1), (2, 1), (4, 1), (8, 2), (16, 4)])
-def test_lanes_on_one_shared_address_are_served_at_once_in_each_phase(library, size, phases):
-    counted = Warp(library).access("shared", strided(0, size), size).counted
-    assert counted.shared[f"load_{max(size, 4)}"] == SharedAccess(1, 32, phases, phases)
+def test_stores_to_one_shared_address_are_served_at_once_in_each_phase(library, size, phases):
+    counted = Warp(library).access("shared", strided(0, size), size, STORE).counted
+    assert counted.shared[f"store_{max(size, 4)}"] == SharedAccess(1, 32, phases, phases)
+
+
+@pytest.mark.parametrize(("width", "merged"), [(8, 1), (16, 2)])
+def test_two_phases_of_a_load_become_one_where_neighbouring_lanes_share_addresses(library, width, merged):
+    def wavefronts(units):
+        counted = Warp(library).access("shared", [unit * width for unit in units], width).counted
+        return counted.shared[f"load_{width}"]
+
+    once, twice = SharedAccess(1, 32, merged, merged), SharedAccess(1, 32, 2 * merged, 2 * merged)
+    assert wavefronts([0] * 32) == once
+    assert wavefronts(lane // 2 for lane in range(32)) == once
+    assert wavefronts(lane // 4 * 2 + (lane & 1) for lane in range(32)) == once
+    assert wavefronts(lane % 4 for lane in range(32)) == twice
+
+
+def phase_lanes(addresses, mask, size):
+    """Lanes of a phase of a load: twice as many where each has the address of lane ^ 1, or each that of lane ^ 2."""
+    share = any(
+        all(addresses[lane] == addresses[lane ^ bit] for lane in active(mask) if mask >> (lane ^ bit) & 1)
+        for bit in (1, 2)
+    )
+    return 128 // max(size, 4) * (2 if share and size > 4 else 1)
 
 
 def wavefronts_by_definition(addresses, mask, size):
     """Per phase: the most distinct 4-byte words that any bank has to give."""
-    lanes_of_phase = 32 * 4 // max(size, 4)
+    lanes_of_phase = phase_lanes(addresses, mask, size)
     total = 0
     for first in range(0, 32, lanes_of_phase):
         words = set()
@@ -98,16 +121,16 @@ def wavefronts_by_definition(addresses, mask, size):
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.integers(0, 700), min_size=32, max_size=32), masks, st.sampled_from([1, 2, 4, 8, 16]))
+@given(st.lists(st.integers(0, 700), min_size=32, max_size=32) | paired, masks, st.sampled_from([1, 2, 4, 8, 16]))
 def test_wavefronts_are_what_the_definition_says(library, elements, mask, size):
     addresses = [element * size for element in elements]
     counted = Warp(library).access("shared", addresses, size, mask=mask).counted
     access = counted.shared[f"load_{max(size, 4)}"]
     assert (access.requests, access.lanes) == (1, mask.bit_count())
     assert access.wavefronts == wavefronts_by_definition(addresses, mask, size)
+    lanes = phase_lanes(addresses, mask, size)
     assert access.phases == sum(
-        any(first <= lane < first + 128 // max(size, 4) for lane in active(mask))
-        for first in range(0, 32, 128 // max(size, 4))
+        any(first <= lane < first + lanes for lane in active(mask)) for first in range(0, 32, lanes)
     )
 
 
@@ -152,10 +175,11 @@ def test_an_asynchronous_copy_reads_the_sectors_of_the_lanes_that_have_a_source(
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_matrix_loads_count_the_rows_they_name(library, count):
-    clean = Warp(library).matrix([16 * lane for lane in range(32)], count).counted.shared["matrix"]
+@pytest.mark.parametrize(("flags", "kind"), [(LOAD, "matrix_load"), (STORE, "matrix_store")])
+def test_matrix_accesses_count_the_rows_they_name(library, count, flags, kind):
+    clean = Warp(library).matrix([16 * lane for lane in range(32)], count, flags).counted.shared[kind]
     assert clean == SharedAccess(1, 8 * count, count, count)
-    column = Warp(library).matrix([128 * lane for lane in range(32)], count).counted.shared["matrix"]
+    column = Warp(library).matrix([128 * lane for lane in range(32)], count, flags).counted.shared[kind]
     assert column == SharedAccess(1, 8 * count, 8 * count, count)
 
 

@@ -49,7 +49,9 @@ def test_ratios():
 
 
 def test_matrix_instructions_do_not_count_as_divergence():
-    assert formulas.active_lane_ratio(accesses(words(global_load=(1, 32, 4, 128), shared_matrix=(9, 72, 9, 9)))) == 1
+    assert (
+        formulas.active_lane_ratio(accesses(words(global_load=(1, 32, 4, 128), shared_matrix_load=(9, 72, 9, 9)))) == 1
+    )
 
 
 @pytest.mark.parametrize(("sectors", "found"), [(800, []), (801, ["coalescing"])])

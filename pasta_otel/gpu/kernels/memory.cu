@@ -20,14 +20,14 @@ enum Layout {
   SHARED_STORE_8 = 32,
   SHARED_STORE_16 = 36,
   SHARED_ATOMIC = 40,
-  SHARED_MATRIX = 44,
+  SHARED_MATRIX_LOAD = 44,
   // distinct addresses, and the sum over requests of the most lanes that meet on one address
   GLOBAL_CONTENTION = 48,
   SHARED_CONTENTION = 50,
   // requests by the distance between neighbouring lanes
   GLOBAL_STRIDE = 52,
   SHARED_STRIDE = 60,
-  UNUSED = 68,
+  SHARED_MATRIX_STORE = 68,
   WORDS = 72,
   WAYS = 8
 };
@@ -131,26 +131,35 @@ extern "C" __device__ __noinline__ int PastaAsyncCopy(void* slot, u64 pc, void* 
 }
 
 // A warp's 8-byte accesses run as two half-warps, its 16-byte ones as four quarters: the phases. Within one, a wavefront
-// serves one unit of each bank (32 banks of 4 bytes; 16 pairs; 8 fours); lanes on the same unit share it.
-static __device__ __forceinline__ u32 phases_of(u32 lanes, u32 words)
+// serves one unit of each bank (32 banks of 4 bytes; 16 pairs; 8 fours); lanes on the same unit share it. Two phases of a
+// load become one where each lane has the address of lane ^ 1, or each that of lane ^ 2. "parts" is the number of phases
+// that a full warp has: 1, 2 or 4.
+static __device__ __forceinline__ bool pairs_share(u32 mask, u32 lane, u32 address)
 {
-  if (words == 1) return lanes != 0;
-  if (words == 2) return ((lanes & 0xffffu) != 0) + ((lanes >> 16) != 0);
+  u32 same = __match_any_sync(mask, address);
+  bool one = !(mask >> (lane ^ 1) & 1) || (same >> (lane ^ 1) & 1), two = !(mask >> (lane ^ 2) & 1) || (same >> (lane ^ 2) & 1);
+  return __all_sync(mask, one) || __all_sync(mask, two);
+}
+
+static __device__ __forceinline__ u32 phases_of(u32 lanes, u32 parts)
+{
+  if (parts == 1) return lanes != 0;
+  if (parts == 2) return ((lanes & 0xffffu) != 0) + ((lanes >> 16) != 0);
   return ((lanes & 0xffu) != 0) + ((lanes & 0xff00u) != 0) + ((lanes & 0xff0000u) != 0) + ((lanes >> 24) != 0);
 }
 
-static __device__ __forceinline__ void count_shared(u64* to, u32 mask, u32 lane, u32 address, u32 words)
+static __device__ __forceinline__ void count_shared(u64* to, u32 mask, u32 lane, u32 address, u32 words, u32 parts)
 {
-  u32 unit = address / (4 * words), phase = (lane * words / 32) << 28;
+  u32 unit = address / (4 * words), phase = (lane * parts / 32) << 28;
   u32 first = __ballot_sync(mask, is_first(__match_any_sync(mask, unit | phase), lane));
   u32 in_bank = __popc(__match_any_sync(mask, (unit % (32 / words)) | phase) & first);
   u32 wavefronts = 0;
   for (u32 served = 0;; served++) {
     u32 waiting = __ballot_sync(mask, in_bank > served);
     if (!waiting) break;
-    wavefronts += phases_of(waiting, words);
+    wavefronts += phases_of(waiting, parts);
   }
-  add4(to, mask, lane, 1, __popc(mask), wavefronts, phases_of(mask, words));
+  add4(to, mask, lane, 1, __popc(mask), wavefronts, phases_of(mask, parts));
 }
 
 extern "C" __device__ __noinline__ int PastaShared(void* slot, u64 pc, void* ptr, u32 size, u32 flags, const void* data)
@@ -161,7 +170,9 @@ extern "C" __device__ __noinline__ int PastaShared(void* slot, u64 pc, void* ptr
   bool uniform = uniform_stride(mask, lane, address, size, &units), atomic = is_atomic(flags);
   u64* way = way_of(slot);
   u32 kind = (flags & WRITE ? SHARED_STORE_4 : SHARED_LOAD_4) + (words == 1 ? 0 : words == 2 ? 4 : 8);
-  count_shared(way + (atomic ? SHARED_ATOMIC : kind), mask, lane, address, words);
+  bool merges = words > 1 && !(flags & WRITE) && pairs_share(mask, lane, address);
+  u32 parts = merges ? words / 2 : words;
+  count_shared(way + (atomic ? SHARED_ATOMIC : kind), mask, lane, address, words, parts);
   if (atomic) {
     count_contention(way + SHARED_CONTENTION, mask, lane, address);
   } else if (is_first(mask, lane)) {
@@ -175,6 +186,7 @@ extern "C" __device__ __noinline__ int PastaMatrix(void* slot, u64 pc, u32 addre
 {
   if (!slot) return 0;
   u32 lane = lane_id(), mask = __ballot_sync(__activemask(), lane < 8 * count);
-  if (lane < 8 * count) count_shared(way_of(slot) + SHARED_MATRIX, mask, lane, address, 4);
+  u32 kind = flags & WRITE ? SHARED_MATRIX_STORE : SHARED_MATRIX_LOAD;
+  if (lane < 8 * count) count_shared(way_of(slot) + kind, mask, lane, address, 4, 4);
   return 0;
 }

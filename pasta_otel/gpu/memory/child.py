@@ -64,6 +64,7 @@ def _begin(job: Mapping[str, Any], environ: Mapping[str, str], target: Path) -> 
 
     def finish() -> None:
         if os.getpid() == owner:  # a forked child has our handlers, but no CUDA
+            sanitizer.stop()
             collector.finish()
             _write(target, document(collector))
 

@@ -41,7 +41,7 @@ def active_lane_ratio(accesses: Accesses) -> float | None:
     Matrix instructions are left out: how many lanes name a row depends on the number of matrices, not on branches.
     """
     chosen: list[GlobalAccess | SharedAccess] = [*accesses.global_.values()]
-    chosen += [access for kind, access in accesses.shared.items() if kind != "matrix"]
+    chosen += [access for kind, access in accesses.shared.items() if not kind.startswith("matrix")]
     return _ratio(sum(one.lanes for one in chosen), WARP_LANES * sum(one.requests for one in chosen))
 
 

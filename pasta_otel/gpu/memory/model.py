@@ -37,7 +37,8 @@ class SharedAccess:
         requests: Instructions, one a warp.
         lanes: Active lanes, summed over requests.
         wavefronts: Passes through the banks, summed over requests.
-        phases: Passes that no layout could save: halves of a warp for 8 bytes a lane, quarters for 16.
+        phases: Passes that no layout could save: halves of a warp for 8 bytes a lane, quarters for 16; half as
+            many for loads where neighbouring lanes share addresses.
     """
 
     requests: int
@@ -70,7 +71,7 @@ class Accesses:
 
     Attributes:
         global_: By kind: load, store, atomic, async_copy.
-        shared: By kind and width: load_4, load_8, load_16, store_..., atomic, matrix.
+        shared: By kind and width: load_4, load_8, load_16, store_..., atomic, matrix_load, matrix_store.
         contention: By space: global, shared.
         strides: Requests by stride class (``slots.GLOBAL_STRIDES``, ``slots.SHARED_STRIDES``), by space.
     """

@@ -130,6 +130,16 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 
 
+_IMMORTAL: list[Any] = []
+"""Callbacks that C code knows: one that were freed, be it at the interpreter's end, would be jumped to all the same."""
+
+
+def _immortal(callback: Any) -> Any:
+    _IMMORTAL.append(callback)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # the list itself goes when the interpreter ends
+    return callback
+
+
 class Sanitizer:
     """The loaded library.
 
@@ -150,8 +160,8 @@ class Sanitizer:
             raise MissingError(f"{path} cannot be used: {error}") from error
         for name, function in self._functions.items():
             function.argtypes, function.restype = _ARGUMENTS[name], ctypes.c_int
-        self._callback: Any = None
         self._subscriber = Pointer()
+        self._listening = False
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = self._functions[name](*arguments)
@@ -166,16 +176,32 @@ class Sanitizer:
         """
 
         def received(_user: int, domain: int, event: int, data: int) -> None:
-            callback(domain, event, data)
+            if self._listening:
+                callback(domain, event, data)
 
-        self._callback = CALLBACK(received)
-        self._call("sanitizerSubscribe", ctypes.byref(self._subscriber), self._callback, None)
-        for domain in Domain:
-            self._call("sanitizerEnableDomain", 1, self._subscriber, domain)
+        function = _immortal(CALLBACK(received))
+        self._call("sanitizerSubscribe", ctypes.byref(self._subscriber), function, None)
+        self._listening = True
+        try:
+            for domain in Domain:
+                self._call("sanitizerEnableDomain", 1, self._subscriber, domain)
+        except StateError:
+            self.stop()
+            raise
 
-    def unsubscribe(self) -> None:
-        """Receive nothing more."""
-        self._call("sanitizerUnsubscribe", self._subscriber)
+    def stop(self) -> None:
+        """Have no more callbacks; may be called again.
+
+        It must be called before the interpreter ends: modules and streams that Python objects own are destroyed while
+        it does, and a callback from there would enter Python without a thread state. The subscription itself stays:
+        patched modules live on.
+        """
+        if not self._listening:
+            return
+        self._listening = False
+        codes = [self._functions["sanitizerEnableDomain"](0, self._subscriber, domain) for domain in Domain]
+        if any(codes):  # the only way left
+            self._functions["sanitizerUnsubscribe"](self._subscriber)
 
     def add_patches(self, file: str, context: int) -> None:
         """Load the device functions into a context."""

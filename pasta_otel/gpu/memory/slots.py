@@ -19,7 +19,8 @@ SHARED = {
     "store_8": 32,
     "store_16": 36,
     "atomic": 40,
-    "matrix": 44,
+    "matrix_load": 44,
+    "matrix_store": 68,
 }
 """First word of each kind of shared access, by its width in bytes: requests, lanes, wavefronts, phases."""
 CONTENTION = {"global": 48, "shared": 50}
