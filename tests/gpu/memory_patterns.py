@@ -26,11 +26,21 @@ BANK = """extern "C" __global__ void bank_{w}_{s}(const unsigned* a, unsigned* o
   __shared__ {t} cells[32 * {s}]; {t} v; unsigned lane = threadIdx.x;
   fill(v, lane + blockIdx.x); cells[lane * {s}] = v; __syncwarp();
   o[blockIdx.x * 32 + lane] = fold(cells[((lane + 1) & 31) * {s}]); }}"""
-# Lanes in groups on one address: do the phases of a wide access merge? Printed, not asserted.
+# Lanes in groups on one address: the phases of a wide load merge.
 GROUP = """extern "C" __global__ void group_{w}_{g}(const unsigned* a, unsigned* o) {{
   __shared__ {t} cells[32]; {t} v; unsigned lane = threadIdx.x;
   fill(v, lane + blockIdx.x); cells[lane] = v; __syncwarp();
   o[blockIdx.x * 32 + lane] = fold(cells[lane / {g}]); }}"""
+# Addresses shared by lanes 1, 2, 4 and 8 apart, without bank conflicts; and two lanes alone, in different phases.
+SHARES = {"near": "lane >> 1", "next": "(lane >> 2) * 2 + (lane & 1)", "mod4": "lane & 3", "mod8": "lane & 7"}
+SHARE = """extern "C" __global__ void share_{w}_{name}(const unsigned* a, unsigned* o) {{
+  __shared__ {t} cells[32]; {t} v; unsigned lane = threadIdx.x;
+  fill(v, lane + blockIdx.x); cells[lane] = v; __syncwarp();
+  o[blockIdx.x * 32 + lane] = fold(cells[{unit}]); }}"""
+LONE = """extern "C" __global__ void lone_{w}(const unsigned* a, unsigned* o) {{
+  __shared__ {t} cells[32]; {t} v; unsigned lane = threadIdx.x;
+  fill(v, lane + blockIdx.x); cells[lane] = v; __syncwarp();
+  if (lane % (128 / {w}) == 0 && lane <= 128 / {w}) o[blockIdx.x * 32 + lane] = fold(cells[lane ^ 1]); }}"""
 DIVERGENT = """extern "C" __global__ void lanes_{n}(const unsigned* a, unsigned* o) {{
   int i = blockIdx.x * blockDim.x + threadIdx.x; if ((threadIdx.x & 31) < {n}) o[i] = a[i] * 2; }}"""
 ATOMIC = """extern "C" __global__ void atomic_{n}(const unsigned* a, unsigned* o) {{
@@ -50,6 +60,9 @@ def sources():
     found = {f"strided_{s}": STRIDED.format(s=s) for s in STRIDES}
     found |= {f"bank_{w}_{s}": BANK.format(w=w, s=s, t=t) for w, t in WIDTHS.items() for s in BANK_STRIDES}
     found |= {f"group_{w}_{g}": GROUP.format(w=w, g=g, t=t) for w, t in WIDTHS.items() for g in (2, 4, 8, 32)}
+    for w, t in list(WIDTHS.items())[1:]:
+        found |= {f"share_{w}_{name}": SHARE.format(w=w, t=t, name=name, unit=unit) for name, unit in SHARES.items()}
+        found[f"lone_{w}"] = LONE.format(w=w, t=t)
     found |= {f"lanes_{n}": DIVERGENT.format(n=n) for n in LANES}
     found |= {f"atomic_{n}": ATOMIC.format(n=n) for n in CONTENDED}
     return found | {"async_copy": ASYNC}

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,12 @@ COUNTERS = {
     "shared_load_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
     "shared_store_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
 }
-EXACT = ("launches", *(name for name in COUNTERS if "wavefronts" not in name))
+EXPLAINED = {
+    # docs/reference/memory.md, "Against ncu": accesses that the Sanitizer has no instruction for
+    "nvjet_*": {"shared_load_wavefronts", "shared_store_wavefronts", "shared_store_conflicts"},
+    "cudnn_*_wgmma_*": {"shared_store_wavefronts", "shared_store_conflicts"},
+}
+"""Counters that need not agree, by pattern of the GPU kernel's name."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -110,6 +116,14 @@ def test_bank_strides_equal_the_closed_form(patterns, width, phases):
             assert counted.shared[f"store_{width}"] == expected, stride
 
 
+@pytest.mark.parametrize(("width", "phases"), [(8, 2), (16, 4)])
+@pytest.mark.parametrize(("kernel", "merges"), [("near", 2), ("next", 2), ("mod4", 1), ("mod8", 1)])
+def test_loads_of_shared_addresses_equal_the_closed_form(patterns, width, phases, kernel, merges):
+    wavefronts = phases // merges * BLOCKS
+    for counted in each(patterns, f"share_{width}_{kernel}"):
+        assert counted.shared[f"load_{width}"] == SharedAccess(BLOCKS, 32 * BLOCKS, wavefronts, wavefronts)
+
+
 def test_divergence_equals_the_closed_form(patterns):
     for lanes in range(1, 33):
         for counted in each(patterns, f"lanes_{lanes}"):
@@ -179,7 +193,7 @@ def test_modules_without_a_chosen_gpu_kernel_stay_as_they_are(tmp_path):
     assert result.unpatched > 0  # CuPy's own GPU kernels, which fill the arrays
 
 
-SAMPLE = "regex:^(strided_.*|group_.*|async_copy|bank_[0-9]+_(1|2|3|4|8|16|32|33)|lanes_(1|7|32)|atomic_(1|8|32))$"
+SAMPLE = "regex:^(strided_.*|group_.*|share_.*|lone_.*|async_copy|bank_[0-9]+_(1|2|3|4|8|16|32|33)|lanes_(1|7|32)|atomic_(1|8|32))$"
 """ncu takes a good part of a second for each GPU kernel."""
 
 
@@ -190,7 +204,7 @@ def ncu(script: str, *chosen: str) -> dict[str, dict[str, int]]:
     command = ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base"]
     command += ["--print-kernel-base", "mangled", *chosen, "--metrics", ",".join(COUNTERS.values())]
     done = subprocess.run(
-        [*command, sys.executable, str(HERE / script)], capture_output=True, text=True, timeout=120, check=False
+        [*command, sys.executable, str(HERE / script)], capture_output=True, text=True, timeout=50, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     lines = done.stdout.splitlines()
@@ -206,8 +220,8 @@ def ncu(script: str, *chosen: str) -> dict[str, dict[str, int]]:
 
 def ours(accesses: Accesses) -> dict[str, int]:
     """Return our counters under ncu's names."""
-    loads = [access for kind, access in accesses.shared.items() if kind.startswith(("load", "matrix"))]
-    stores = [access for kind, access in accesses.shared.items() if kind.startswith("store")]
+    loads = [access for kind, access in accesses.shared.items() if kind.startswith(("load", "matrix_load"))]
+    stores = [access for kind, access in accesses.shared.items() if kind.startswith(("store", "matrix_store"))]
     return {
         "global_load_requests": accesses.global_["load"].requests,
         "global_store_requests": accesses.global_["store"].requests,
@@ -222,7 +236,11 @@ def ours(accesses: Accesses) -> dict[str, int]:
 
 
 def differences(launches, reference) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return where we and ncu differ by more than the tolerance: GPU kernel -> counter -> (ours, ncu's)."""
+    """Return where we and ncu differ by more than the tolerance: GPU kernel -> counter -> (ours, ncu's).
+
+    Conflicts are a part of wavefronts and are held against them: ncu's number varies from run to run, as it has waits
+    for the data pipe in it too.
+    """
     found: dict[str, dict[str, tuple[int, int]]] = {}
     mine = {kernel.name: ours(kernel.accesses) for kernel in by_kernel(launches)}
     for name, counted in reference.items():
@@ -230,29 +248,45 @@ def differences(launches, reference) -> dict[str, dict[str, tuple[int, int]]]:
             found[name] = {"launches": (0, 1)}
             continue
         for counter, value in counted.items():
-            if abs(mine[name][counter] - value) > TOLERANCE * max(value, 1):
+            whole = counted[counter.replace("conflicts", "wavefronts")]
+            if abs(mine[name][counter] - value) > TOLERANCE * max(whole, 1):
                 found.setdefault(name, {})[counter] = (mine[name][counter], value)
     return found
 
 
 def firm(found):
     """Return the differences in the counters that must agree."""
-    kept = {name: {c: v for c, v in counters.items() if c in EXACT} for name, counters in found.items()}
+    kept = {name: {c: v for c, v in counters.items() if c not in explained(name)} for name, counters in found.items()}
     return {name: counters for name, counters in kept.items() if counters}
+
+
+def explained(name: str) -> set[str]:
+    """Return the counters of a GPU kernel that need not agree."""
+    return set().union(*(names for pattern, names in EXPLAINED.items() if fnmatchcase(name, pattern)))
+
+
+def tally(launches, reference) -> dict[str, str]:
+    """Return how many of ncu's numbers are equal to ours, by counter."""
+    mine = {kernel.name: ours(kernel.accesses) for kernel in by_kernel(launches)}
+    common = [name for name in reference if name in mine]
+    equal = {c: sum(mine[name][c] == reference[name][c] for name in common) for c in COUNTERS}
+    return {counter: f"{number} of {len(common)}" for counter, number in equal.items()}
 
 
 def test_patterns_agree_with_ncu(patterns):
     one_stream = [launches[0] for launches in patterns.values()]
-    found = differences(one_stream, ncu("memory_patterns.py", "--kernel-name", SAMPLE))
-    say(pattern_differences=found)
-    # lanes in groups on one address are there to be looked at: what merges is not written down by NVIDIA
-    assert not firm({name: counters for name, counters in found.items() if "group" not in name})
+    reference = ncu("memory_patterns.py", "--kernel-name", SAMPLE)
+    found = differences(one_stream, reference)
+    say(pattern_differences=found, patterns_equal=tally(one_stream, reference))
+    # two lanes alone are there to be looked at: whether their phases merge is not written down by NVIDIA
+    assert not firm({name: counters for name, counters in found.items() if "lone" not in name})
 
 
 def test_operations_of_torch_agree_with_ncu(tmp_path):
     result = analysed("memory_torch.py", out=tmp_path)
     reference = ncu("memory_torch.py")
     found = differences(result.launches, reference)
-    say(torch_differences=found, torch_counters={k.name: ours(k.accesses) for k in by_kernel(result.launches)})
+    say(torch_differences=found, torch_equal=tally(result.launches, reference))
+    say(torch_ncu=reference, torch_counters={k.name: ours(k.accesses) for k in by_kernel(result.launches)})
     assert {launch.name for launch in result.launches} == set(reference)
     assert not firm(found)

@@ -64,8 +64,10 @@ def _begin(job: Mapping[str, Any], environ: Mapping[str, str], target: Path) -> 
 
     def finish() -> None:
         if os.getpid() == owner:  # a forked child has our handlers, but no CUDA
-            sanitizer.stop()
-            collector.finish()
+            try:
+                collector.finish()
+            finally:
+                sanitizer.stop()
             _write(target, document(collector))
 
     atexit.register(finish)
