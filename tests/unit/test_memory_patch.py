@@ -166,12 +166,16 @@ def test_what_counts_as_an_atomic(library, flags):
     assert counted.global_["atomic"].requests == 1
 
 
-def test_an_asynchronous_copy_reads_the_sectors_of_the_lanes_that_have_a_source(library):
-    full = Warp(library).copy(strided(1, 16, BASE), 16).counted.global_["async_copy"]
-    assert full == GlobalAccess(1, 32, 16, 512)
-    half = [BASE + lane * 16 if lane < 16 else 0 for lane in range(32)]
-    zeros = [0] * 15 + [12] + [16] * 16
-    assert Warp(library).copy(half, 16, zeros).counted.global_["async_copy"] == GlobalAccess(1, 32, 8, 15 * 16 + 4)
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_an_asynchronous_copy_reads_what_the_lanes_that_have_a_source_ask_for(library, size):
+    full = Warp(library).copy(strided(1, size, BASE), size).counted.global_["async_copy"]
+    assert full == GlobalAccess(1, 32, size, 32 * size)
+    half = [BASE + lane * size if lane < 16 else 0 for lane in range(32)]
+    assert Warp(library).copy(half, size).counted.global_["async_copy"] == GlobalAccess(1, 32, size // 2, 16 * size)
+    none = Warp(library).copy([0] * 32, size).counted.global_["async_copy"]
+    assert none == GlobalAccess(1, 32, 0, 0)
+    lone = Warp(library).copy(strided(1, size, BASE), size, mask=1 << 31).counted.global_["async_copy"]
+    assert lone == GlobalAccess(1, 1, 1, size)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

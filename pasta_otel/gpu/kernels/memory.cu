@@ -1,5 +1,6 @@
 // Counts what a GPU kernel does to memory, beside it: the Sanitizer API calls these functions at every access, and only
-// the sums leave the device. Needs no header of NVIDIA's; the signatures are those of sanitizer_patching.h (CUDA 12, 13).
+// the sums leave the device. Needs no header of NVIDIA's; the signatures are those of sanitizer_patching.h, as far as
+// all versions of CUDA 12 and 13 agree on them.
 // tests/unit/test_memory_patch.py compiles this same file for the CPU, with the warp's intrinsics emulated.
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -116,17 +117,18 @@ extern "C" __device__ __noinline__ int PastaGlobal(void* slot, u64 pc, void* ptr
   return 0;
 }
 
-// cp.async: a lane whose source size is 0 has no source and touches no sector
-extern "C" __device__ __noinline__ int PastaAsyncCopy(void* slot, u64 pc, void* src, u32 dst, u32 size, u32 zero_fill)
+// cp.async: a lane whose source size is 0 has no source and touches no sector. The arguments are those that every version
+// passes: a sixth, the size of the zero-filled tail, stands only in the headers of 13.5; before, that register holds whatever
+// it held (on an H200 with CUDA 13.0, more than the access' size). So a partly filled lane counts in full.
+extern "C" __device__ __noinline__ int PastaAsyncCopy(void* slot, u64 pc, void* src, u32 dst, u32 size)
 {
   if (!slot) return 0;
   u64 address = (u64)src;
   u32 mask = __activemask(), lane = lane_id();
   u32 same = __match_any_sync(mask, address >> 5);
+  u32 sources = __ballot_sync(mask, src != 0);
   u32 sectors = __popc(__ballot_sync(mask, src != 0 && is_first(same, lane)));
-  u32 asked = src && zero_fill < size ? size - zero_fill : 0, bytes = 0;
-  for (u32 bit = 1; bit <= 16; bit <<= 1) bytes += bit * __popc(__ballot_sync(mask, (asked & bit) != 0));
-  add4(way_of(slot) + ASYNC_COPY, mask, lane, 1, __popc(mask), sectors, bytes);
+  add4(way_of(slot) + ASYNC_COPY, mask, lane, 1, __popc(mask), sectors, (u64)__popc(sources) * size);
   return 0;
 }
 
