@@ -119,7 +119,7 @@ extern "C" __device__ __noinline__ int PastaGlobal(void* slot, u64 pc, void* ptr
 
 // cp.async: a lane whose source size is 0 has no source and touches no sector. The arguments are those that every version
 // passes: a sixth, the size of the zero-filled tail, stands only in the headers of 13.5; before, that register holds whatever
-// it held (on an H200 with CUDA 13.0, more than the access' size). So a partly filled lane counts in full.
+// it held (on an H200 with CUDA 13.0, not less than the access' size). So a partly filled lane counts in full.
 extern "C" __device__ __noinline__ int PastaAsyncCopy(void* slot, u64 pc, void* src, u32 dst, u32 size)
 {
   if (!slot) return 0;
