@@ -9,14 +9,18 @@ import yaml
 DEPTH_LIMIT = 64
 
 
-def check_depth(text: str) -> None:
+def check_depth(text: str, loader: type = yaml.SafeLoader) -> None:
     """Refuse a text that nests deeper than DEPTH_LIMIT levels.
+
+    Args:
+        text: YAML.
+        loader: The loader that will read it: parsers name different lines for the same mistake.
 
     Raises:
         yaml.MarkedYAMLError: It does, or it is not YAML; with the line.
     """
     depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    for event in yaml.parse(text, Loader=loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEPTH_LIMIT:
             mark: Any = event.start_mark

@@ -15,9 +15,9 @@ from typing import Any, Literal
 import yaml
 
 from pasta_otel.errors import InputError
+from pasta_otel.yamldepth import DEPTH_LIMIT, check_depth
 
 NODE_LIMIT = 200_000
-DEPTH_LIMIT = 64
 DIGITS_LIMIT = 20  # before and after the point: more can be neither counted nor written back
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same language; a megabyte takes a tenth of the time
 Severity = Literal["error", "warning"]
@@ -255,7 +255,7 @@ def parse_documents(text: str, file: str) -> list[Document]:
     documents = []
     loader = None
     try:
-        _check_depth(text)
+        check_depth(text, _Loader)
         loader = _Loader(text)
         while loader.check_node():
             node = loader.get_node()
@@ -275,18 +275,6 @@ def parse_documents(text: str, file: str) -> list[Document]:
         if loader is not None:
             loader.dispose()
     return documents
-
-
-def _check_depth(text: str) -> None:
-    """Refuse what is nested too deep before anything recurses into it."""
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEPTH_LIMIT:
-            mark: Any = event.start_mark
-            raise yaml.MarkedYAMLError(
-                problem=f"larger than {NODE_LIMIT} values or {DEPTH_LIMIT} levels", problem_mark=mark
-            )
 
 
 class _Converter:
