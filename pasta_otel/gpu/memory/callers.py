@@ -56,11 +56,13 @@ class Caller:
         time_unix_nano: When it was launched.
         source: ``file:line function`` of the program; empty where no Python launched.
         span: ``trace id-span id`` of the span around it; empty where there is none.
+        module: Qualified name of the torch module that is running; empty where none is.
     """
 
     time_unix_nano: int
     source: str = ""
     span: str = ""
+    module: str = ""
 
 
 NOBODY = Caller(0)

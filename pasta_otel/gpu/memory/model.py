@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pasta_otel.gpu.memory.callers import NOBODY, Caller
-from pasta_otel.gpu.memory.slots import CONTENTION, GLOBAL, SHARED, STRIDES
+from pasta_otel.gpu.memory.slots import CONTENTION, GLOBAL, OTHER, SHARED, STRIDES, WORST
 
 WARP_LANES = 32
 SECTOR_BYTES = 32
+_IRREGULAR = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +67,70 @@ class Contention:
 
 
 @dataclass(frozen=True, slots=True)
+class Worst:
+    """The request that took most transactions, of those that took more than they had to.
+
+    Attributes:
+        transactions: Its sectors (global) or wavefronts (shared).
+        width: Bytes that a lane asked for.
+        stride: Distance between neighbouring lanes, in accesses of that width; None where it is not the same for all.
+    """
+
+    transactions: int
+    width: int
+    stride: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Accesses:
     """All that was counted, of one launch or summed over several.
 
     Attributes:
-        global_: By kind: load, store, atomic, async_copy.
+        global_: By kind: load, store, atomic, async_copy (``cp.async``), bulk_load and bulk_store (``cp.async.bulk``).
         shared: By kind and width: load_4, load_8, load_16, store_..., atomic, matrix_load, matrix_store.
         contention: By space: global, shared.
         strides: Requests by stride class (``slots.GLOBAL_STRIDES``, ``slots.SHARED_STRIDES``), by space.
+        worst: The worst request, by space; a space without one has no entry.
+        other: Words that stand alone (``slots.OTHER``).
     """
 
     global_: dict[str, GlobalAccess]
     shared: dict[str, SharedAccess]
     contention: dict[str, Contention]
     strides: dict[str, tuple[int, ...]]
+    worst: dict[str, Worst]
+    other: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A piece of device memory that the program allocated.
+
+    Attributes:
+        number: Its own for the life of the process, from 1 on.
+        address: Where it begins.
+        bytes: How long it is.
+        name: Qualified name where it is a module's parameter or buffer; else empty.
+        module: Qualified name of the torch module that was running when it was allocated; may be empty.
+        source: ``file:line function`` of the program that allocated it; may be empty.
+        allocated_unix_nano: When.
+        freed_unix_nano: When it was given back; 0 = never.
+    """
+
+    number: int
+    address: int
+    bytes: int
+    name: str = ""
+    module: str = ""
+    source: str = ""
+    allocated_unix_nano: int = 0
+    freed_unix_nano: int = 0
+
+    @property
+    def label(self) -> str:
+        """Return what a person would call it: its name, else its module and line, else its address."""
+        place = " ".join(part for part in (self.module, f"({self.source})" if self.source else "") if part)
+        return self.name or place or f"{self.address:#x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +144,11 @@ class Launch:
         stream: Number of the stream, in order of first use within the process.
         words: The slot's counters.
         caller: Who launched it.
+        begin_unix_nano: When its first block began, by the device's clock put beside the host's; 0 = unknown.
+        end_unix_nano: When its last block ended.
+        working_set: Bytes of the distinct 4 KiB pages that it touched; None where hotness was not counted.
+        tensors: Numbers of tensors and lane accesses to each, most first.
+        ranges: Beginnings of 2 MiB ranges and lane accesses to each, by address.
     """
 
     name: str
@@ -101,6 +157,11 @@ class Launch:
     stream: int
     words: tuple[int, ...] = field(repr=False)
     caller: Caller = NOBODY
+    begin_unix_nano: int = 0
+    end_unix_nano: int = 0
+    working_set: int | None = None
+    tensors: tuple[tuple[int, int], ...] = ()
+    ranges: tuple[tuple[int, int], ...] = field(default=(), repr=False)
 
     @property
     def accesses(self) -> Accesses:
@@ -115,4 +176,11 @@ def accesses(words: Sequence[int]) -> Accesses:
         {kind: SharedAccess(*words[at : at + 4]) for kind, at in SHARED.items()},
         {space: Contention(*words[at : at + 2]) for space, at in CONTENTION.items()},
         {space: tuple(words[at : at + 8]) for space, at in STRIDES.items()},
+        {space: _worst(words[at]) for space, at in WORST.items() if words[at]},
+        {name: words[at] for name, at in OTHER.items()},
     )
+
+
+def _worst(word: int) -> Worst:
+    stride = word & 0xFFFFFFFF
+    return Worst(word >> 48, word >> 32 & 0xFFFF, None if stride == _IRREGULAR else stride)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from pasta_otel.gpu.classes import demangle, short_name
 from pasta_otel.gpu.memory import formulas
 from pasta_otel.gpu.memory.callers import Caller
 from pasta_otel.gpu.memory.findings import MemoryFinding, find
-from pasta_otel.gpu.memory.model import Accesses, Launch, accesses
+from pasta_otel.gpu.memory.model import Accesses, Launch, Tensor, accesses
+from pasta_otel.gpu.memory.slots import total
 
 SCHEMA = 1
 MOST_SOURCES = 3
@@ -32,6 +33,7 @@ class ProcessResult:
         waits: How often a launch had to wait for a slot.
         unpatched: Modules without a chosen GPU kernel: their machine code is as it was.
         problems: What went wrong.
+        tensors: Pieces of device memory by number: those that a launch touched.
     """
 
     pid: int
@@ -41,6 +43,7 @@ class ProcessResult:
     waits: int
     unpatched: int
     problems: tuple[str, ...]
+    tensors: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ def by_kernel(launches: Iterable[Launch]) -> list[KernelMemory]:
         of_name[launch.name].append(launch)
     kernels = []
     for name, same in of_name.items():
-        summed = accesses([sum(column) for column in zip(*(launch.words for launch in same), strict=True)])
+        summed = accesses(total(launch.words for launch in same))
         sources = Counter(launch.caller.source for launch in same if launch.caller.source).most_common()
         spans = Counter(launch.caller.span for launch in same if launch.caller.span).most_common()
         kernels.append(KernelMemory(name, len(same), summed, tuple(find(summed)), tuple(sources), tuple(spans)))
