@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from pasta_otel.gpu.memory.counters import MemoryCounts, MemoryTool
 from pasta_otel.gpu.memory.library import source
 from pasta_otel.gpu.memory.model import Accesses, accesses
-from pasta_otel.gpu.memory.slots import SLOT_BYTES, fold
+from pasta_otel.gpu.memory.slots import SLOT_BYTES, fold, header
+from pasta_otel.gpu.memory.tool import LaunchInfo, Record
 
 FIXTURES = Path(__file__).parent / "fixtures" / "sanitizer"
 ALL = 0xFFFFFFFF
@@ -32,11 +34,19 @@ def build(name: str, folder: Path) -> Path:
 
 
 class Warp:
-    """One launch's slot and a warp that counts into it."""
+    """One launch's slot and a warp that counts into it.
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    Args:
+        library: The emulation.
+        tensors: The table of tensors on the "device"; None = hotness is not counted.
+    """
+
+    def __init__(self, library: ctypes.CDLL, tensors: bytes | None = None) -> None:
         self.library = library
         self.slot = ctypes.create_string_buffer(SLOT_BYTES)
+        if tensors is not None:
+            self.table = ctypes.create_string_buffer(tensors, len(tensors))
+            ctypes.memmove(self.slot, header(ctypes.addressof(self.table)), 16)
 
     def access(self, space: str, addresses: Sequence[int], size: int, flags: int = LOAD, mask: int = ALL) -> Warp:
         """Run one load, store or atomic; a lane's address counts if its bit is in the mask."""
@@ -55,10 +65,28 @@ class Warp:
         self.library.emulate_matrix(self.slot, ctypes.c_uint(ALL), lanes(addresses), *numbers)
         return self
 
+    def bulk(self, address: int, size: int, *, store: bool = False, mask: int = ALL) -> Warp:
+        """Run one cp.async.bulk, bytes."""
+        numbers = (ctypes.c_uint(mask), int(store), ctypes.c_ulonglong(address), ctypes.c_uint(size // 16))
+        self.library.emulate_bulk(self.slot, *numbers)
+        return self
+
+    def block(self, begin: int = 1, end: int = 2) -> Warp:
+        """Run a block's begin and end."""
+        self.library.emulate_block(self.slot, ctypes.c_ulonglong(begin), ctypes.c_ulonglong(end))
+        return self
+
     @property
     def counted(self) -> Accesses:
         """Return what the slot holds."""
-        return accesses(fold(self.slot.raw)[0].tolist())
+        return accesses(fold(self.slot.raw, SLOT_BYTES)[0].tolist())
+
+    @property
+    def result(self) -> MemoryCounts:
+        """Return what the tool makes of the slot; a block must have run."""
+        result = MemoryTool().decode(Record(LaunchInfo("k", (1, 1, 1), (32, 1, 1), 0), self.slot.raw))
+        assert result is not None
+        return result
 
 
 def lanes(values: Sequence[int]) -> ctypes.Array[ctypes.c_ulonglong]:

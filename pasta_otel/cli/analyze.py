@@ -97,7 +97,9 @@ def _prepare(
 
 
 def _job(out: Path, selection: Selection, library: str, patch: str) -> dict[str, object]:
-    return {"out": str(out), "library": library, "patch": patch, "selection": selection.to_json()}
+    from pasta_otel.gpu.memory.session import Job  # noqa: PLC0415 - numpy is an optional extra
+
+    return {"out": str(out), **Job(library, patch, selection).to_json()}
 
 
 def _run(words: Sequence[str], environ: Mapping[str, str], stdout: object) -> int:

@@ -13,20 +13,49 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_otel.errors import InputError, StateError
-from pasta_otel.gpu.memory.collector import SLAB_BYTES, SLAB_SLOTS, Collector
+from pasta_otel.gpu.memory.collector import MOST_SLOTS, Collector
+from pasta_otel.gpu.memory.counters import MemoryTool
+from pasta_otel.gpu.memory.library import source
 from pasta_otel.gpu.memory.sanitizer import (
     Domain,
+    Graphs,
     LaunchCallback,
     LaunchData,
+    MemoryData,
     ModuleData,
+    NodeData,
     Resource,
     StreamData,
     Synchronize,
 )
 from pasta_otel.gpu.memory.selection import Selection
-from pasta_otel.gpu.memory.slots import SLOT_BYTES, WAYS, WORDS, fold
+from pasta_otel.gpu.memory.slots import COUNTER_BYTES, HEADER, SLOT_BYTES, WAYS, WORDS, fold
+from pasta_otel.gpu.memory.tool import Tool
 
 CONTEXT = 0x100
+SLAB_BYTES = MOST_SLOTS * 4096
+
+
+class Sum(Tool):
+    """Its slot holds the sum of what was counted, in any word; the header is what the test wants."""
+
+    name, source, patches = "sum", source(), {}
+    slot_bytes = 4096
+
+    def __init__(self):
+        self.content = b""
+        self.version = 0
+
+    def decode(self, record):
+        words = np.frombuffer(record.slot, dtype=np.uint64)[HEADER:]
+        if record.launch.name == "broken":
+            raise ValueError("cannot read this")
+        return int(words.sum()) or None
+
+    def header(self, memory):
+        if not self.content:
+            return b""
+        return memory.put("table", self.version, lambda: self.content).to_bytes(8, "little")
 
 
 class FakeDevice:
@@ -57,14 +86,24 @@ class FakeDevice:
         with self.order:
             if self.limit is not None and len(self.memory) >= self.limit:
                 raise StateError("sanitizerAlloc: out of memory")
-            self.next += size
-            self.memory[self.next] = np.full(size // 8, 7, dtype=np.uint64)
-            return self.next
+            address, self.next = self.next, self.next + size
+            self.memory[address] = np.full(size // 8, 7, dtype=np.uint64)
+            return address
 
     def clear(self, address, size, stream):
         del size
         with self.order:
             self.queues[stream].append(lambda: self.memory[address].fill(0))
+
+    def write(self, address, content, stream):
+        base = max(start for start in list(self.memory) if start <= address)
+
+        def work():
+            at = (address - base) // 8
+            self.memory[base][at : at + len(content) // 8] = np.frombuffer(content, dtype=np.uint64)
+
+        with self.order:
+            self.queues[stream].append(work)
 
     def read(self, address, size, stream):
         with self.order:
@@ -75,7 +114,7 @@ class FakeDevice:
     def count(self, slot, value, stream):
         def work():
             base = max(address for address in list(self.memory) if address <= slot)
-            self.memory[base][(slot - base) // 8 + WORDS * (value % WAYS)] += value
+            self.memory[base][(slot - base) // 8 + HEADER + 32 * (value % WAYS)] += value
 
         with self.order:
             self.queues[stream].append(work)
@@ -84,9 +123,11 @@ class FakeDevice:
 class Program:
     """Makes the callbacks that CUDA would."""
 
-    def __init__(self, selection=None):
-        self.device, self.problems = FakeDevice(), []
-        self.collector = Collector(self.device, "patch", selection or Selection(), self.problems.append)
+    def __init__(self, selection=None, **options):
+        self.device, self.problems, self.tool = FakeDevice(), [], Sum()
+        self.collector = Collector(
+            self.device, "patch", selection or Selection(), self.tool, on_problem=self.problems.append, **options
+        )
         self.tell(Domain.RESOURCE, Resource.MODULE_LOADED, ModuleData(CONTEXT, 1))
 
     def tell(self, domain, event, data):
@@ -110,12 +151,36 @@ class Program:
     @property
     def exact(self):
         """Tell whether every result is its own launch's: the launch put its value into the grid."""
-        return all(launch.words[0] == launch.grid[0] for launch in self.collector.launches)
+        return all(value == launch.grid[0] for launch, value in self.collector.launches)
+
+    @property
+    def values(self):
+        return [value for _, value in self.collector.launches]
+
+    def graph(self, values, stream=1, *, upload=False, between=lambda: None):
+        """Launch a graph: its nodes are told of before any of them is in the stream."""
+        given = []
+        self.tell(Domain.GRAPHS, Graphs.LAUNCH_BEGIN, StreamData(CONTEXT, 0, stream))
+        for value in values:
+            node = NodeData(type=0)
+            node.launch.context, node.launch.stream_handle, node.launch.name = CONTEXT, stream, b"node"
+            node.launch.grid[:], node.launch.block[:] = (value, 1, 1), (32, 1, 1)
+            self.device.given.slot = None
+            self.tell(Domain.GRAPHS, Graphs.NODE_LAUNCH_BEGIN, node)
+            given.append((self.device.given.slot, value))
+            between()
+        for slot, value in given:
+            if slot is not None and not upload:
+                self.device.count(slot, value, stream)
+        self.tell(Domain.GRAPHS, Graphs.LAUNCH_END, StreamData(CONTEXT, 0, stream))
 
 
-def test_ways_are_summed():
-    raw = np.arange(2 * WAYS * WORDS, dtype=np.uint64)
-    assert fold(raw.tobytes()).tolist() == raw.reshape(2, WAYS, WORDS).sum(axis=1).tolist()
+def test_ways_are_summed_and_what_is_raised_is_the_greatest():
+    raw = np.arange(2 * COUNTER_BYTES // 8, dtype=np.uint64)
+    ways = raw.reshape(2, -1)[:, HEADER:].reshape(2, WAYS, WORDS)
+    folded = fold(raw.tobytes())
+    assert folded[:, :92].tolist() == ways.sum(axis=1)[:, :92].tolist()
+    assert folded[:, 92:].tolist() == ways.max(axis=1)[:, 92:].tolist()
 
 
 def test_results_are_read_when_their_stream_is_synchronised_and_not_before():
@@ -124,7 +189,7 @@ def test_results_are_read_when_their_stream_is_synchronised_and_not_before():
     program.launch(6, stream=2)
     assert program.collector.launches == []
     program.synchronize(stream=2)
-    assert [launch.words[0] for launch in program.collector.launches] == [6]
+    assert program.values == [6]
     program.synchronize()
     assert program.exact
     assert len(program.collector.launches) == 2
@@ -153,11 +218,11 @@ def test_every_launch_gets_its_own_result_in_any_order_of_events(events, slabs):
 
 def test_a_full_pool_waits_for_the_oldest_slots_and_says_how_often():
     program = Program(Selection(device_bytes=4 * SLAB_BYTES))
-    for value in range(1, 10 * SLAB_SLOTS + 1):
+    for value in range(1, 10 * MOST_SLOTS + 1):
         program.launch(value)
     program.collector.finish()
     assert program.collector.waits == 6
-    assert len(program.collector.launches) == 10 * SLAB_SLOTS
+    assert len(program.collector.launches) == 10 * MOST_SLOTS
     assert program.exact
 
 
@@ -180,7 +245,7 @@ def test_an_open_launch_keeps_its_slot_while_another_thread_synchronises():
     assert program.collector.launches == []
     program.launch(5)
     program.collector.finish()
-    assert sorted(launch.words[0] for launch in program.collector.launches) == [3, 4, 5]
+    assert sorted(program.values) == [3, 4, 5]
 
 
 def test_a_launch_that_never_ends_does_not_block_the_rest():
@@ -201,7 +266,7 @@ def test_a_refused_slot_loses_one_launch_and_is_reported_once():
     program.device.refuses_slots = False
     program.launch(4)
     program.collector.finish()
-    assert [launch.words[0] for launch in program.collector.launches] == [1, 4]
+    assert program.values == [1, 4]
     assert program.collector.skipped == {"slot": 2}
     assert len(program.problems) == 1
 
@@ -209,12 +274,12 @@ def test_a_refused_slot_loses_one_launch_and_is_reported_once():
 def test_a_device_without_memory_for_more_uses_what_it_has():
     program = Program()
     program.device.limit = 1
-    for value in range(1, 3 * SLAB_SLOTS):
+    for value in range(1, 3 * MOST_SLOTS):
         program.launch(value)
     program.collector.finish()
     assert program.exact
     analysed, skipped = len(program.collector.launches), program.collector.skipped["device_memory"]
-    assert analysed + skipped == 3 * SLAB_SLOTS - 1
+    assert analysed + skipped == 3 * MOST_SLOTS - 1
     assert len(program.problems) == 1
 
 
@@ -243,7 +308,7 @@ def test_the_destruction_of_a_context_reads_its_slots_first():
     program = Program()
     program.launch(9)
     program.tell(Domain.RESOURCE, Resource.CONTEXT_DESTROY_STARTING, ModuleData(CONTEXT, 0))
-    assert [launch.words[0] for launch in program.collector.launches] == [9]
+    assert program.values == [9]
     program.launch(9)
     assert program.collector.skipped == {"context": 1}
 
@@ -255,4 +320,117 @@ def test_a_selection_that_makes_no_sense_is_refused(wrong):
 
 
 def test_a_slot_is_what_the_documentation_says():
-    assert SLOT_BYTES == 4608
+    assert (COUNTER_BYTES, SLOT_BYTES) == (6208, 97344)
+    assert MemoryTool().slot_bytes == SLOT_BYTES
+    assert MemoryTool(hotness=False).slot_bytes == COUNTER_BYTES
+
+
+def test_the_slots_of_a_graph_are_not_read_before_the_graph_is_in_its_stream():
+    program = Program(Selection(device_bytes=SLAB_BYTES * 4))
+    program.graph(range(1, 3 * MOST_SLOTS), between=program.synchronize)
+    assert program.values == []
+    program.synchronize()
+    assert len(program.values) == 3 * MOST_SLOTS - 1
+    assert program.exact
+
+
+def test_a_graph_that_does_not_fit_leaves_launches_out_and_counts_them():
+    program = Program(Selection(device_bytes=SLAB_BYTES * 4))
+    program.graph(range(1, 6 * MOST_SLOTS + 1))
+    program.collector.finish()
+    assert len(program.values) == 4 * MOST_SLOTS
+    assert program.collector.skipped == {"device_memory": 2 * MOST_SLOTS}
+    assert program.exact
+
+
+def test_a_graph_that_is_only_uploaded_launched_nothing():
+    program = Program()
+    program.graph([1, 2, 3], upload=True)
+    program.graph([4])
+    program.collector.finish()
+    assert program.values == [4]
+    assert program.collector.launches[0][0].graph
+    assert program.collector.skipped == {"not_run": 3}
+
+
+def test_a_graph_launched_by_another_thread_leaves_an_open_launch_alone():
+    program = Program()
+    program.launch(3, ends=False)
+    other = threading.Thread(target=program.graph, args=([4, 5],))
+    other.start()
+    other.join()
+    program.synchronize()
+    assert program.values == []
+    program.collector.finish()
+    assert sorted(program.values) == [3, 4, 5]
+
+
+def test_a_table_is_copied_again_only_when_it_changed_and_grows_elsewhere():
+    program = Program()
+    program.tool.content = bytes(64)
+    before = len(program.device.memory)
+    for _ in range(3):
+        program.launch(1)
+    assert len(program.device.memory) == before + 2  # a slab, and the table
+    program.tool.content, program.tool.version = bytes(1024), 1
+    program.launch(1)
+    assert len(program.device.memory) == before + 3
+    program.launch(1, stream=2)
+    assert len(program.device.memory) == before + 5
+    program.collector.finish()
+    assert len(program.values) == 5
+
+
+def test_a_launch_sees_the_table_of_its_time():
+    program, seen = Program(), []
+    program.tool.decode = lambda record: seen.append(int.from_bytes(record.slot[:8], "little")) or 1
+    for version in range(5):
+        program.tool.content, program.tool.version = (version + 7).to_bytes(8, "little"), version
+        program.launch(1)
+        program.synchronize()
+        (table,) = set(seen)
+        assert program.device.memory[table][0] == version + 7
+
+
+def test_a_tool_that_cannot_read_one_launch_loses_that_one():
+    program = Program()
+    program.launch(1)
+    program.launch(2, name="broken")
+    program.launch(3)
+    program.collector.finish()
+    assert program.values == [1, 3]
+    assert program.collector.skipped == {"undecodable": 1}
+    assert program.problems == ["sum: ValueError: cannot read this"]
+
+
+def test_launches_outside_a_region_are_left_out():
+    program = Program()
+    program.collector.active = False
+    program.launch(1)
+    program.collector.active = True
+    program.launch(2)
+    program.collector.finish()
+    assert program.values == [2]
+    assert program.collector.skipped == {"inactive": 1}
+
+
+def test_device_memory_is_told_of():
+    told = []
+
+    class Allocations:
+        def segment_allocated(self, address, size):
+            told.append((address, size))
+
+        def segment_freed(self, address):
+            told.append((address, 0))
+
+    program = Program(allocations=Allocations())
+    program.tell(Domain.RESOURCE, Resource.DEVICE_MEMORY_ALLOC, MemoryData(0x1000, 512, CONTEXT))
+    program.tell(Domain.RESOURCE, Resource.DEVICE_MEMORY_FREE, MemoryData(0x1000, 512, CONTEXT))
+    assert told == [(0x1000, 512), (0x1000, 0)]
+
+
+@pytest.mark.parametrize("mib", [1, 2, 64])
+def test_several_slabs_always_fit(mib):
+    collector = Collector(FakeDevice(), "patch", Selection(device_bytes=mib << 20), MemoryTool())
+    assert 4 * collector.slab_bytes <= mib << 20

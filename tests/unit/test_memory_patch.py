@@ -37,12 +37,18 @@ def test_the_layout_in_python_is_the_layout_in_cuda():
     enum = re.search(r"enum Layout \{(.*?)\};", source().read_text(), re.DOTALL)
     assert enum is not None
     cuda = {name: int(value) for name, value in re.findall(r"(\w+) = (\d+)", enum.group(1))}
-    named = {f"GLOBAL_{kind.upper()}": at for kind, at in slots.GLOBAL.items() if kind != "async_copy"}
-    named |= {"ASYNC_COPY": slots.GLOBAL["async_copy"]}
+    whole = {"async_copy", "bulk_load", "bulk_store"}
+    named = {kind.upper() if kind in whole else f"GLOBAL_{kind.upper()}": at for kind, at in slots.GLOBAL.items()}
     named |= {f"SHARED_{kind.upper()}": at for kind, at in slots.SHARED.items()}
     named |= {f"{space.upper()}_CONTENTION": at for space, at in slots.CONTENTION.items()}
     named |= {f"{space.upper()}_STRIDE": at for space, at in slots.STRIDES.items()}
-    assert cuda == {**named, "WORDS": slots.WORDS, "WAYS": slots.WAYS}
+    named |= {f"WORST_{space.upper()}": at for space, at in slots.WORST.items()}
+    named |= {"REMOTE_SHARED": slots.OTHER["remote_shared_requests"], "WGMMA": slots.OTHER["wgmma_instructions"]}
+    named |= {"TMA": slots.OTHER["tensor_map_copies"], "NOT_BEGIN": slots.NOT_BEGIN, "END": slots.END}
+    named |= {name.upper(): slots.OTHER[name] for name in ("blocks", "hot_lost", "hot_outside")}
+    sizes = ("WORDS", "WAYS", "HEADER", "RANGES", "RANGE_WORDS", "TENSORS", "TENSOR_WORDS")
+    named |= {name: getattr(slots, name) for name in sizes}
+    assert cuda == named
 
 
 @pytest.mark.parametrize(("stride", "sectors"), [(1, 4), (2, 8), (8, 32), (32, 32)])

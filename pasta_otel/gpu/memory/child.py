@@ -6,10 +6,8 @@ import atexit
 import json
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,7 +16,6 @@ from pasta_otel.errors import PastaError
 
 JOB = "PASTA_ANALYZE_JOB"
 """Environment variable: the job as JSON, written by ``command_environment``."""
-INJECTED = "CUDA_INJECTION64_PATH"
 DRAIN_TIMEOUT_S = 5.0
 """Half of the shortest time between SIGTERM and SIGKILL that is usual (docker stop: 10 s)."""
 FOLDER = str(Path(__file__).parent / "inject")
@@ -29,7 +26,7 @@ def command_environment(environ: Mapping[str, str], job: Mapping[str, Any]) -> d
 
     Args:
         environ: Ours.
-        job: ``out`` (folder for results), ``library``, ``patch``, ``selection``.
+        job: ``session.Job`` as JSON, and ``out``: the folder for results.
     """
     rest = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder != FOLDER]
     ours = {"PYTHONPATH": os.pathsep.join([FOLDER, *rest]), JOB: json.dumps(dict(job))}
@@ -46,29 +43,20 @@ def start(environ: Mapping[str, str] = os.environ) -> None:
     try:
         _begin(job, environ, target)
     except (PastaError, ImportError) as error:
-        _write(target, {"problems": [str(error)], "seen": 0, "skipped": {}, "waits": 0, "unpatched": 0, "launches": []})
+        nothing = {"seen": 0, "skipped": {}, "waits": 0, "unpatched": 0, "launches": []}
+        _write(target, {**nothing, "problems": [str(error)]})
 
 
 def _begin(job: Mapping[str, Any], environ: Mapping[str, str], target: Path) -> None:
-    from pasta_otel.errors import MissingError  # noqa: PLC0415 - see below
-    from pasta_otel.gpu.memory.collector import Collector  # noqa: PLC0415 - numpy may be missing: that is reported
-    from pasta_otel.gpu.memory.sanitizer import Sanitizer  # noqa: PLC0415
-    from pasta_otel.gpu.memory.selection import Selection  # noqa: PLC0415
+    from pasta_otel.gpu.memory.session import Job, Session  # noqa: PLC0415 - numpy may be missing: that is reported
 
-    if environ.get(INJECTED):
-        raise MissingError(f"not available, CUPTI is active: {INJECTED}={environ[INJECTED]}")
-    sanitizer = Sanitizer(job["library"])
-    collector = Collector(sanitizer, job["patch"], Selection.from_json(job["selection"]))
-    sanitizer.subscribe(collector.on_event)
-    owner = os.getpid()
+    session = Session(Job.from_json(job))
+    session.start(environ)
 
     def finish() -> None:
-        if os.getpid() == owner:  # a forked child has our handlers, but no CUDA
-            try:
-                collector.finish()
-            finally:
-                sanitizer.stop()
-            _write(target, document(collector))
+        document = session.finish()
+        if document is not None:
+            _write(target, document)
 
     atexit.register(finish)
     _finish_on_sigterm(finish)
@@ -89,21 +77,6 @@ def _finish_on_sigterm(finish: Callable[[], None]) -> None:
         os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGTERM, terminate)
-
-
-def document(collector: Any) -> dict[str, Any]:
-    """Return a process' results as JSON-compatible data."""
-    launches = [
-        {**{field: getattr(one, field) for field in ("name", "grid", "block", "stream", "words")}, **asdict(one.caller)}
-        for one in collector.launches
-    ]
-    counts = {
-        "seen": collector.seen,
-        "waits": collector.waits,
-        "unpatched": collector.unpatched,
-        "skipped": dict(collector.skipped),
-    }
-    return {**counts, "problems": collector.problems, "command": sys.argv[:1], "launches": launches}
 
 
 def _write(target: Path, content: Mapping[str, Any]) -> None:

@@ -13,81 +13,40 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from pasta_otel.errors import PastaError
 from pasta_otel.gpu.memory.callers import Caller, caller
-from pasta_otel.gpu.memory.model import Launch
 from pasta_otel.gpu.memory.sanitizer import (
+    KERNEL_NODE,
     Domain,
+    Graphs,
     LaunchCallback,
     LaunchData,
+    MemoryData,
     ModuleData,
+    NodeData,
     Resource,
     StreamData,
     Synchronize,
 )
 from pasta_otel.gpu.memory.selection import Selection
-from pasta_otel.gpu.memory.slots import SLOT_BYTES, fold
+from pasta_otel.gpu.memory.slabs import Context, Device, Region, Slab, StreamRegions
+from pasta_otel.gpu.memory.tool import LaunchInfo, Record, Tool
 
-SLAB_SLOTS = 64
-SLAB_BYTES = SLAB_SLOTS * SLOT_BYTES
-
-
-class Device(Protocol):
-    """What the collector asks of the Sanitizer API."""
-
-    def add_patches(self, file: str, context: int, /) -> None:
-        """Load the device functions into a context."""
-
-    def patch(self, module: int, /) -> None:
-        """Patch a module."""
-
-    def give_slot(self, launch: LaunchData, slot: int, /) -> None:
-        """Have a launch count into a slot."""
-
-    def allocate(self, context: int, size: int, /) -> int:
-        """Return new device memory."""
-
-    def clear(self, address: int, size: int, stream: int | None, /) -> None:
-        """Zero memory in a stream's order."""
-
-    def read(self, address: int, size: int, stream: int | None, /) -> bytes:
-        """Copy memory to the host in a stream's order."""
+MOST_SLOTS = 64
+LEAST_SLABS = 4
+"""Slabs that fit into the device memory allowed, so that several streams can be filled at once."""
 
 
-_Pending = tuple[str, tuple[int, int, int], tuple[int, int, int], int, Caller]
+class Allocations(Protocol):
+    """Wants to know of device memory that the program allocates from the driver."""
 
+    def segment_allocated(self, address: int, size: int, /) -> None:
+        """Note a new allocation, bytes."""
 
-@dataclass(slots=True)
-class _Slab:
-    """A row of slots. ``open`` counts launches whose slot is given but which are not yet in their stream."""
-
-    address: int
-    stream: int | None = None
-    open: int = 0
-    pending: list[_Pending | None] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Context:
-    """One CUDA context's slabs; ``refused`` if it cannot be patched."""
-
-    slabs: int = 0
-    free: list[_Slab] = field(default_factory=list)
-    filling: dict[int | None, _Slab] = field(default_factory=dict)
-    full: list[_Slab] = field(default_factory=list)
-    streams: dict[int | None, int] = field(default_factory=dict)
-    refused: bool = False
-
-    def take(self, stream: int | None, *, every_stream: bool) -> list[_Slab]:
-        """Remove and return the slabs that can be read; one with an open launch stays."""
-        ready = [slab for slab in self.full if not slab.open and (every_stream or slab.stream == stream)]
-        for slab in ready:
-            self.full.remove(slab)
-        keys = [key for key, slab in self.filling.items() if not slab.open and (every_stream or key == stream)]
-        return ready + [self.filling.pop(key) for key in keys]
+    def segment_freed(self, address: int, /) -> None:
+        """Note that one is gone."""
 
 
 class Collector:
@@ -97,29 +56,46 @@ class Collector:
         device: The Sanitizer API.
         patch: File of the compiled device functions.
         selection: What to analyse.
+        tool: What to count.
         on_problem: Is told once for each thing that keeps a context, module or launch from being analysed.
         who: Says who is launching, in its thread.
+        allocations: Is told of device memory.
+
+    Attributes:
+        active: Whether launches are analysed now.
+        launches: Those that were, with the tool's record of each.
+        seen: Launches of GPU kernels in all, also by CUDA graphs.
+        waits: How often a launch had to wait for a slot.
+        unpatched: Modules without a chosen GPU kernel.
+        skipped: Launches and modules not analysed, by reason.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only from the fifth on: the parts are joined here
         self,
         device: Device,
         patch: str,
         selection: Selection,
+        tool: Tool[Any],
+        *,
         on_problem: Callable[[str], None] = lambda _: None,
         who: Callable[[], Caller] = caller,
+        allocations: Allocations | None = None,
     ) -> None:
         self._device, self._patch, self._selection, self._on_problem = device, patch, selection, on_problem
-        self._who = who
-        self._most_slabs = max(1, selection.device_bytes // SLAB_BYTES)
-        self._contexts: dict[int, _Context] = {}
+        self._who, self._tool, self._allocations = who, tool, allocations
+        self.slab_slots = min(MOST_SLOTS, max(1, selection.device_bytes // (LEAST_SLABS * tool.slot_bytes)))
+        self.slab_bytes = self.slab_slots * tool.slot_bytes
+        self._most_slabs = max(1, selection.device_bytes // self.slab_bytes)
+        self._contexts: dict[int, Context] = {}
         self._lock = threading.Lock()
         self._patching = threading.Lock()  # the API wants patching serialised; no launch waits for this one
-        self._open: dict[int, _Slab] = {}
+        self._open: dict[int, list[Slab]] = {}
+        self._in_graph: set[int] = set()
         self._of_name: Counter[str] = Counter()
         self._chosen = 0
         self._problems: set[str] = set()
-        self.launches: list[Launch] = []
+        self.active = True
+        self.launches: list[tuple[LaunchInfo, Any]] = []
         self.seen = 0
         self.waits = 0
         self.unpatched = 0
@@ -141,21 +117,51 @@ class Collector:
         if domain == Domain.LAUNCH:
             if event == LaunchCallback.BEGIN:
                 self._begin(LaunchData.from_address(data))
-            elif event == LaunchCallback.END:
+            elif event == LaunchCallback.END and threading.get_ident() not in self._in_graph:
                 with self._lock:
                     self._release()
+        elif domain == Domain.GRAPHS:
+            self._graph(event, data)
         elif domain == Domain.SYNCHRONIZE:
             if event in (Synchronize.STREAM, Synchronize.CONTEXT):
                 where = StreamData.from_address(data)
                 self._drain(where.context, where.handle, every_stream=event == Synchronize.CONTEXT)
-        elif event == Resource.MODULE_LOADED:
+        else:
+            self._resource(event, data)
+
+    def _resource(self, event: int, data: int) -> None:
+        if event == Resource.MODULE_LOADED:
             self._patch_module(ModuleData.from_address(data))
+        elif event in (Resource.DEVICE_MEMORY_ALLOC, Resource.DEVICE_MEMORY_FREE):
+            self._memory(event, MemoryData.from_address(data))
         elif event in (Resource.STREAM_DESTROY_STARTING, Resource.CONTEXT_DESTROY_STARTING):
             # every stream: where the stream's handle stands in this record differs between versions
             context = ModuleData.from_address(data).context
             self._drain(context, None, every_stream=True)
             if event == Resource.CONTEXT_DESTROY_STARTING:
                 self._contexts.pop(context, None)  # its memory goes with it
+
+    def _memory(self, event: int, data: MemoryData) -> None:
+        if self._allocations is None:
+            return
+        if event == Resource.DEVICE_MEMORY_ALLOC:
+            self._allocations.segment_allocated(data.address, data.size)
+        else:
+            self._allocations.segment_freed(data.address)
+
+    def _graph(self, event: int, data: int) -> None:
+        """Give slots to the GPU kernels of a CUDA graph; none is in its stream before the whole graph is."""
+        thread = threading.get_ident()
+        if event == Graphs.NODE_LAUNCH_BEGIN:
+            node = NodeData.from_address(data)
+            if node.type == KERNEL_NODE:
+                self._begin(node.launch, graph=True)
+        elif event == Graphs.LAUNCH_BEGIN:
+            self._in_graph.add(thread)
+        elif event == Graphs.LAUNCH_END:
+            self._in_graph.discard(thread)
+            with self._lock:
+                self._release()
 
     def _patch_module(self, data: ModuleData) -> None:
         with self._patching:
@@ -176,8 +182,8 @@ class Collector:
         self.unpatched += 1
         return False
 
-    def _new_context(self, handle: int) -> _Context:
-        context = self._contexts[handle] = _Context()
+    def _new_context(self, handle: int) -> Context:
+        context = self._contexts[handle] = Context()
         try:
             self._device.add_patches(self._patch, handle)
         except PastaError as error:
@@ -185,7 +191,7 @@ class Collector:
             self._report(f"this GPU cannot be analysed: {error}")
         return context
 
-    def _begin(self, data: LaunchData) -> None:
+    def _begin(self, data: LaunchData, *, graph: bool = False) -> None:
         context = self._contexts.get(data.context)
         name = (data.name or b"?").decode(errors="replace")
         with self._lock:
@@ -194,21 +200,33 @@ class Collector:
             if reason or context is None:
                 self.skipped[reason] += 1
                 return
-        slab = self._slab(context, data)
-        if slab is None:
+        held = self._slab(context, data)
+        if held is None:
             return
+        slab, index = held
         launcher = self._who()
         with self._lock:
-            number, index = context.streams.setdefault(data.stream_handle, len(context.streams)), len(slab.pending)
-            slab.pending.append((name, tuple(data.grid), tuple(data.block), number, launcher))
+            number = context.streams.setdefault(data.stream_handle, len(context.streams))
+            regions = context.regions.setdefault(data.stream_handle, {})
+            slab.pending[index] = LaunchInfo(name, tuple(data.grid), tuple(data.block), number, launcher, graph)
         try:
-            self._device.give_slot(data, slab.address + index * SLOT_BYTES)
+            self._fill(data, slab, slab.address + index * self._tool.slot_bytes, regions)
         except PastaError as error:
             slab.pending[index] = None
             self._lose("slot")
             self._report(f"a launch cannot be analysed: {error}")
 
-    def _refusal(self, context: _Context | None, name: str) -> str:
+    def _fill(self, data: LaunchData, slab: Slab, slot: int, regions: dict[str, Region]) -> None:
+        """Write the slot's header and give the slot to the launch."""
+        memory = StreamRegions(self._device, data.context, data.stream_handle, regions, slab)
+        header = self._tool.header(memory)
+        if header:
+            memory.write(slot, header)
+        self._device.give_slot(data, slot)
+
+    def _refusal(self, context: Context | None, name: str) -> str:
+        if not self.active:
+            return "inactive"
         if context is None or context.refused:
             return "context"
         if not self._selection.matches(name):
@@ -221,11 +239,11 @@ class Collector:
         self._chosen += 1
         return ""
 
-    def _slab(self, context: _Context, data: LaunchData) -> _Slab | None:
-        """Return the stream's slab with room for one more launch, held open for this thread."""
+    def _slab(self, context: Context, data: LaunchData) -> tuple[Slab, int] | None:
+        """Return the stream's slab and a place in it, held open for this thread."""
         with self._lock:
             slab = context.filling.get(data.stream_handle)
-            if slab is not None and len(slab.pending) + slab.open < SLAB_SLOTS:
+            if slab is not None and len(slab.pending) < self.slab_slots:
                 return self._hold(slab)
             if slab is not None:
                 context.full.append(context.filling.pop(data.stream_handle))
@@ -233,7 +251,7 @@ class Collector:
         if slab is None:
             self._lose("device_memory")
             return None
-        self._device.clear(slab.address, SLAB_BYTES, data.stream_handle)
+        self._device.clear(slab.address, self.slab_bytes, data.stream_handle)
         with self._lock:
             slab.stream = data.stream_handle
             if data.stream_handle in context.filling:  # another thread was faster
@@ -241,18 +259,20 @@ class Collector:
             context.filling[data.stream_handle] = slab
             return self._hold(slab)
 
-    def _hold(self, slab: _Slab) -> _Slab:
-        self._release()  # a launch that failed has no end
+    def _hold(self, slab: Slab) -> tuple[Slab, int]:
+        thread = threading.get_ident()
+        if thread not in self._in_graph:
+            self._release()  # a launch that failed has no end
         slab.open += 1
-        self._open[threading.get_ident()] = slab
-        return slab
+        slab.pending.append(None)
+        self._open.setdefault(thread, []).append(slab)
+        return slab, len(slab.pending) - 1
 
     def _release(self) -> None:
-        slab = self._open.pop(threading.get_ident(), None)
-        if slab is not None:
+        for slab in self._open.pop(threading.get_ident(), ()):
             slab.open -= 1
 
-    def _unused(self, context: _Context, handle: int) -> _Slab | None:
+    def _unused(self, context: Context, handle: int) -> Slab | None:
         with self._lock:
             if context.free:
                 return context.free.pop()
@@ -269,9 +289,9 @@ class Collector:
         self._read(oldest)
         return oldest
 
-    def _allocate(self, context: _Context, handle: int) -> _Slab | None:
+    def _allocate(self, context: Context, handle: int) -> Slab | None:
         try:
-            return _Slab(self._device.allocate(handle, SLAB_BYTES))
+            return Slab(self._device.allocate(handle, self.slab_bytes))
         except PastaError as error:
             self._most_slabs = context.slabs = context.slabs - 1
             self._report(f"no device memory for more results: {error}")
@@ -290,21 +310,35 @@ class Collector:
                 with self._lock:
                     context.free.append(slab)
 
-    def _read(self, slab: _Slab) -> None:
+    def _read(self, slab: Slab) -> None:
         pending, slab.pending = slab.pending, []
-        if not pending:
+        size = self._tool.slot_bytes
+        if not any(pending):
+            slab.sources.clear()
             return
         try:
-            raw = self._device.read(slab.address, len(pending) * SLOT_BYTES, slab.stream)
+            raw = self._device.read(slab.address, len(pending) * size, slab.stream)
         except PastaError as error:
             self._lose("unreadable", len(pending))
             self._report(f"results are lost: {error}")
             return
-        rows = fold(raw).tolist()
+        slab.sources.clear()
+        for at, launch in enumerate(pending):
+            if launch is not None:
+                self._decode(Record(launch, raw[at * size : (at + 1) * size]))
+
+    def _decode(self, record: Record) -> None:
+        try:
+            result = self._tool.decode(record)
+        except Exception as error:  # noqa: BLE001 - a user's own tool: one launch is lost, not the rest
+            self._lose("undecodable")
+            self._report(f"{self._tool.name}: {type(error).__name__}: {error}")
+            return
+        if result is None:
+            self._lose("not_run")
+            return
         with self._lock:
-            for what, row in zip(pending, rows, strict=True):
-                if what is not None:
-                    self.launches.append(Launch(*what[:4], tuple(row), what[4]))
+            self.launches.append((record.launch, result))
 
     def _lose(self, reason: str, launches: int = 1) -> None:
         with self._lock:
@@ -314,7 +348,7 @@ class Collector:
     def finish(self) -> None:
         """Read all slots that are still on the devices; a launch still open then did not take place."""
         with self._lock:
-            for slab in self._open.values():
+            for slab in (slab for held in self._open.values() for slab in held):
                 slab.open = 0
             self._open.clear()
         for handle in list(self._contexts):

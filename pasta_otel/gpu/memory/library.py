@@ -57,9 +57,14 @@ def find_library(environ: Mapping[str, str] = os.environ, search_path: Iterable[
     raise MissingError(what, how="install a CUDA toolkit or nvidia-cuda-sanitizer-api, or set PASTA_SANITIZER_LIBRARY")
 
 
+def kernels() -> Path:
+    """Return the folder of our own device functions; tools may include ``patch.cuh`` from there."""
+    return Path(str(files("pasta_otel.gpu").joinpath("kernels")))
+
+
 def source() -> Path:
-    """Return the patches' source."""
-    return Path(str(files("pasta_otel.gpu").joinpath("kernels", "memory.cu")))
+    """Return the source of the device functions of ``analyze memory``."""
+    return kernels() / "memory.cu"
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
@@ -84,8 +89,12 @@ def find_nvcc(environ: Mapping[str, str]) -> str:
     return nvcc
 
 
-def find_patch(environ: Mapping[str, str] = os.environ) -> str:
+def find_patch(environ: Mapping[str, str] = os.environ, code: Path | None = None) -> str:
     """Return the file of compiled patches: the named one, the one built in, a cached one, else compile it.
+
+    Args:
+        environ: Environment variables.
+        code: A tool's device functions; by default those of ``analyze memory``.
 
     Raises:
         MissingError: There is none and it cannot be compiled; says why.
@@ -94,18 +103,21 @@ def find_patch(environ: Mapping[str, str] = os.environ) -> str:
         if not Path(explicit).is_file():
             raise MissingError(f"{explicit} (PASTA_SANITIZER_PATCH) does not exist")
         return explicit
-    built_in = source().with_suffix(".fatbin")
-    if built_in.is_file():
+    code = code or source()
+    built_in = code.with_suffix(".fatbin")
+    if built_in.parent == kernels() and built_in.is_file():
         return str(built_in)
-    code = source().read_bytes()
-    cached = cache_folder(environ) / f"memory-{hashlib.sha256(code).hexdigest()[:16]}.fatbin"
+    content = code.read_bytes() + (kernels() / "patch.cuh").read_bytes()
+    cached = cache_folder(environ) / f"{code.stem}-{hashlib.sha256(content).hexdigest()[:16]}.fatbin"
     if not cached.is_file():
-        compile_patch(find_nvcc(environ), cached)
+        compile_patch(find_nvcc(environ), cached, code=code)
     return str(cached)
 
 
-def compile_patch(nvcc: str, target: Path, architectures: Iterable[int] = ARCHITECTURES) -> None:
-    """Compile the patches for all architectures into one file.
+def compile_patch(
+    nvcc: str, target: Path, architectures: Iterable[int] = ARCHITECTURES, code: Path | None = None
+) -> None:
+    """Compile device functions for all architectures into one file.
 
     Raises:
         MissingError: The compiler refused.
@@ -114,7 +126,7 @@ def compile_patch(nvcc: str, target: Path, architectures: Iterable[int] = ARCHIT
     codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in architectures]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
-        command = [nvcc, *codes, *PATCH_FLAGS, str(source()), "-o", str(built)]
+        command = [nvcc, *codes, *PATCH_FLAGS, f"-I{kernels()}", str(code or source()), "-o", str(built)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         if done.returncode:
             reason = (done.stderr or done.stdout).strip().splitlines() or ["no message"]

@@ -22,6 +22,7 @@ class Domain(IntEnum):
     RESOURCE = 3
     SYNCHRONIZE = 4
     LAUNCH = 5
+    GRAPHS = 10
 
 
 class Resource(IntEnum):
@@ -30,6 +31,16 @@ class Resource(IntEnum):
     CONTEXT_DESTROY_STARTING = 4
     STREAM_DESTROY_STARTING = 7
     MODULE_LOADED = 9
+    DEVICE_MEMORY_ALLOC = 11
+    DEVICE_MEMORY_FREE = 12
+
+
+class Graphs(IntEnum):
+    """``Sanitizer_CallbackIdGraphs``."""
+
+    NODE_LAUNCH_BEGIN = 4
+    LAUNCH_BEGIN = 6
+    LAUNCH_END = 7
 
 
 class Synchronize(IntEnum):
@@ -45,14 +56,6 @@ class LaunchCallback(IntEnum):
     BEGIN = 1
     END = 3
 
-
-PATCHES = {
-    3: b"PastaGlobal",  # SANITIZER_INSTRUCTION_GLOBAL_MEMORY_ACCESS
-    4: b"PastaShared",  # SANITIZER_INSTRUCTION_SHARED_MEMORY_ACCESS
-    14: b"PastaAsyncCopy",  # SANITIZER_INSTRUCTION_MEMCPY_ASYNC
-    19: b"PastaMatrix",  # SANITIZER_INSTRUCTION_MATRIX_MEMORY_ACCESS
-}
-"""Which device function is called at which instruction (``Sanitizer_InstructionId``)."""
 
 RESULTS = {
     1: "invalid parameter",
@@ -115,6 +118,26 @@ class LaunchData(ctypes.Structure):
     )
 
 
+class MemoryData(ctypes.Structure):
+    """``Sanitizer_ResourceMemoryData``, as far as we read it."""
+
+    _fields_ = (("address", ctypes.c_uint64), ("size", ctypes.c_uint64), ("context", Pointer))
+
+
+class NodeData(ctypes.Structure):
+    """``Sanitizer_GraphNodeLaunchData``, as far as we read it; it has a launch where its type is ``KERNEL_NODE``."""
+
+    _fields_ = (
+        ("graph", Pointer),
+        ("launch_id", ctypes.c_uint32),
+        ("node", Pointer),
+        ("type", ctypes.c_int),
+        ("launch", LaunchData),
+    )
+
+
+KERNEL_NODE = 0
+"""``CU_GRAPH_NODE_TYPE_KERNEL``."""
 CALLBACK = ctypes.CFUNCTYPE(None, Pointer, ctypes.c_int, ctypes.c_uint32, Pointer)
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "sanitizerSubscribe": (ctypes.POINTER(Pointer), CALLBACK, Pointer),
@@ -127,6 +150,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "sanitizerAlloc": (Pointer, ctypes.POINTER(Pointer), ctypes.c_size_t),
     "sanitizerMemset": (Pointer, ctypes.c_int, ctypes.c_size_t, Pointer),
     "sanitizerMemcpyDeviceToHost": (Pointer, Pointer, ctypes.c_size_t, Pointer),
+    "sanitizerMemcpyHostToDeviceAsync": (Pointer, ctypes.c_char_p, ctypes.c_size_t, Pointer),
 }
 
 
@@ -146,13 +170,18 @@ class Sanitizer:
     Args:
         path: Its file.
         patches: Device functions by ``Sanitizer_InstructionId``.
+        optional: The same, where the library or the GPU may not know the instruction.
 
     Raises:
         MissingError: It cannot be loaded, or lacks a function.
+
+    Attributes:
+        unknown: The optional instructions that it did not know.
     """
 
-    def __init__(self, path: str, patches: Mapping[int, bytes] = PATCHES) -> None:
-        self._patches = patches
+    def __init__(self, path: str, patches: Mapping[int, bytes], optional: Mapping[int, bytes] | None = None) -> None:
+        self._patches, self._optional = patches, optional or {}
+        self.unknown: set[int] = set()
         try:
             library = ctypes.CDLL(path)
             self._functions = {name: library[name] for name in _ARGUMENTS}
@@ -211,6 +240,9 @@ class Sanitizer:
         """Insert the calls of our device functions into a module's machine code."""
         for instruction, function in self._patches.items():
             self._call("sanitizerPatchInstructions", instruction, module, function)
+        for instruction, function in self._optional.items():
+            if self._functions["sanitizerPatchInstructions"](instruction, module, function):
+                self.unknown.add(instruction)
         self._call("sanitizerPatchModule", module)
 
     def give_slot(self, launch: LaunchData, slot: int) -> None:
@@ -227,6 +259,10 @@ class Sanitizer:
     def clear(self, address: int, size: int, stream: int | None) -> None:
         """Zero device memory, in a stream's order."""
         self._call("sanitizerMemset", address, 0, size, stream)
+
+    def write(self, address: int, content: bytes, stream: int | None) -> None:
+        """Copy to device memory in a stream's order; the content must live until the stream has passed."""
+        self._call("sanitizerMemcpyHostToDeviceAsync", address, content, len(content), stream)
 
     def read(self, address: int, size: int, stream: int | None) -> bytes:
         """Return a copy of device memory, once all that the stream was given before is done."""

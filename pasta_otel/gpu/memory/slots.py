@@ -1,4 +1,4 @@
-"""The device's slot: counters in eight ways, and the tables of hotness; the layout that ``kernels/memory.cu`` writes."""
+"""The device's slot: counters in eight ways, and the tables of hotness; ``kernels/memory.cu`` has the same layout."""
 
 from __future__ import annotations
 
