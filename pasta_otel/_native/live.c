@@ -257,14 +257,15 @@ int pasta_live_register(void) {
 
 int pasta_live_enable(uint32_t kind, int on) { return on ? cupti.enable(kind) : cupti.disable(kind); }
 
+/* Before 12.6 CUPTI records all calls of an API or none: there one call stands for all. */
 int pasta_live_enable_call(int driver, uint32_t callback_id, int on) {
-  if (!cupti.enable_runtime || !cupti.enable_driver) return CUPTI_NO_FUNCTION;
-  return driver ? cupti.enable_driver(callback_id, (uint8_t)on) : cupti.enable_runtime(callback_id, (uint8_t)on);
+  int (*enable)(uint32_t, uint8_t) = driver ? cupti.enable_driver : cupti.enable_runtime;
+  return enable ? enable(callback_id, (uint8_t)on) : pasta_live_enable(driver ? PASTA_DRIVER : PASTA_RUNTIME, on);
 }
 
 int pasta_live_mute_calls(int driver) {
   int (*enable)(uint32_t, uint8_t) = driver ? cupti.enable_driver : cupti.enable_runtime;
-  if (!enable) return CUPTI_NO_FUNCTION;
+  if (!enable) return CUPTI_OK;
   int code = cupti.enable(driver ? PASTA_DRIVER : PASTA_RUNTIME);
   for (uint32_t id = 1; id < (driver ? DRIVER_CALLS : RUNTIME_CALLS) && code == CUPTI_OK; id++) enable(id, 0);
   return code;

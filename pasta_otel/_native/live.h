@@ -45,7 +45,7 @@ uint32_t pasta_live_edges(pasta_edge *out, uint32_t most);
 /* Detach CUPTI from the process, as a tool must: from inside the end of a CUDA call that the program makes. 0 = done,
    1 = no CUDA call came within the time and CUPTI is still attached, else CUPTI's error (39: another subscriber). */
 int pasta_live_detach(unsigned timeout_ms);
-/* Record no API call but those that are enabled singly afterwards. */
+/* Record no API call but those that are enabled singly afterwards; before CUDA 12.6 one enables them all. */
 int pasta_live_mute_calls(int driver);
 int pasta_live_timestamp(uint64_t *now);
 /* Try to subscribe and leave at once: 0 = nobody else, 39 = taken; `who` gets the other's name where CUPTI tells it. */

@@ -7,6 +7,7 @@ threads, streams, contexts and devices. Device and context are part of every key
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ class Regions:
         now_unix_nano: Wall time, which CUPTI's clock follows on Linux.
 
     Attributes:
-        recording: A window is open or not yet digested.
+        recording: A window is about to open, is open, or not yet digested.
         forgotten: Regions that grew too old to be joined.
     """
 
@@ -77,6 +78,7 @@ class Regions:
         self._native, self._now = native, now_unix_nano
         self._young: dict[int, _Fields] = {}
         self._old: dict[int, _Fields] = {}
+        self._requests: dict[int, _Fields] = {}  # under way: a training loop may be one span for hours
         self._ends: dict[int, int] = {}
         self._turned = now_unix_nano()
         self._lock = threading.Lock()
@@ -94,8 +96,12 @@ class Regions:
             self._enter(span_id)
 
     def enter_request(self, trace_id: int, span_id: int) -> None:
-        """Begin a request's region on this thread, whether or not a window is open."""
-        self._young[span_id] = (trace_id, span_id, None, None)
+        """Begin a request's region on this thread, whether or not a window is open; it is known until its end."""
+        self._requests[span_id] = (trace_id, span_id, None, None)
+        if len(self._requests) > MAX_REGIONS:  # spans that nobody ends
+            with contextlib.suppress(RuntimeError):  # another thread has just begun or ended one
+                self._requests.pop(next(iter(self._requests)), None)
+            self.forgotten += 1
         self._enter(span_id)
 
     def enter_as(self, external_id: int, region: Region) -> None:
@@ -115,13 +121,22 @@ class Regions:
             self._young.pop(span_id, None)
 
     def end(self, external_id: int) -> None:
-        """Note that nothing launched from now on belongs to the region, on whatever thread it is."""
+        """Note that nothing launched from now on belongs to the region, on whatever thread it is.
+
+        Outside windows it is forgotten: a thread that still stands in it (autograd's) must not be given to it later.
+        """
+        request = self._requests.pop(external_id, None)
         if self.recording:
             self._ends[external_id] = self._now()
+            if request is not None:
+                self._young[external_id] = request
+        else:
+            self._young.pop(external_id, None)
+            self._old.pop(external_id, None)
 
     def find(self, external_id: int) -> Region | None:
         """Return the region of an external id; None when it was never ours, or is too old."""
-        fields = self._young.get(external_id) or self._old.get(external_id)
+        fields = self._requests.get(external_id) or self._young.get(external_id) or self._old.get(external_id)
         return None if fields is None else Region(*fields)
 
     def ended_at(self, external_id: int) -> int | None:

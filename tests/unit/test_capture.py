@@ -44,6 +44,30 @@ assert (rows["kind"] == Kind.RUNTIME).sum() == 4
     )
 
 
+def test_cupti_before_12_6_records_every_call_of_a_window_and_none_outside(fake_cupti_12_4):
+    run_with(
+        fake_cupti_12_4,
+        LOADED
+        + """
+from pasta_otel.gpu.mapping import Joiner, Regions
+assert _cupti.load(sys.argv[1]) == 22
+regions = Regions(_cupti, lambda: 0)
+regions.recording = True
+for window in range(3):
+    launch(5)
+    assert capture.open()
+    assert fake.fake_enabled(5) and fake.fake_enabled(4)
+    regions.enter(1, 7, "layer"); launch(4); regions.leave(7)
+    capture.close()
+    assert not any(fake.fake_enabled(kind) for kind in range(64))
+    joined = Joiner(regions).join(capture.drain())
+    assert joined.counts.linked == joined.counts.work == 4, joined.counts
+fake.fake_subscriber(b"unknown to 12.4")
+assert not capture.open() and capture.holder == "another CUPTI client in this process"
+""",
+    )
+
+
 def test_ten_thousand_windows_leak_nothing(fake_cupti):
     out = run_with(
         fake_cupti,

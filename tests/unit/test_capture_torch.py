@@ -1,3 +1,4 @@
+import itertools
 import types
 
 import pytest
@@ -7,7 +8,7 @@ from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from pasta_otel.gpu.cupti.graphs import GraphRecorder
-from pasta_otel.gpu.cupti.torch_watch import TorchWatch
+from pasta_otel.gpu.cupti.torch_watch import TorchWatch, first_by_device
 from pasta_otel.gpu.mapping import Region, Regions
 from pasta_otel.gpu.torch.names import ModuleNames
 
@@ -97,6 +98,19 @@ def test_a_profile_of_the_cpu_alone_holds_nobody_back_and_works(watched):
     assert watched.log == []
 
 
+@pytest.fixture
+def on_its_own_thread(monkeypatch):
+    """As on a GPU: without one autograd works on the caller's thread."""
+    numbers = itertools.count()
+    monkeypatch.setattr("pasta_otel.gpu.cupti.torch_watch.get_ident", lambda: next(numbers))
+
+
+def test_a_backward_pass_on_the_callers_thread_leaves_its_regions_alone(watched, stack, inside_a_span):
+    torch.ones(3, requires_grad=True).sum().backward()
+    assert stack.log == []
+
+
+@pytest.mark.usefixtures("on_its_own_thread")
 def test_a_backward_pass_puts_its_thread_under_the_current_span_and_ends_it(watched, regions, stack, inside_a_span):
     x = torch.ones(3, requires_grad=True)
     (x * 2).sum().backward()
@@ -109,11 +123,47 @@ def test_a_backward_pass_puts_its_thread_under_the_current_span_and_ends_it(watc
     assert len(stack.log) == 2
 
 
-def test_a_backward_pass_is_left_alone_without_a_span_or_a_window(watched, stack, inside_a_span):
-    watched.is_open = False
-    x = torch.ones(3, requires_grad=True)
-    x.sum().backward()
+@pytest.mark.usefixtures("on_its_own_thread")
+def test_a_backward_pass_is_left_alone_without_a_window(watched, regions, stack, inside_a_span):
+    regions.recording = False
+    torch.ones(3, requires_grad=True).sum().backward()
     assert stack.log == []
+
+
+@pytest.mark.usefixtures("on_its_own_thread")
+def test_a_backward_pass_is_left_alone_without_a_span(watched, stack):
+    torch.ones(3, requires_grad=True).sum().backward()
+    assert stack.log == []
+
+
+@pytest.mark.usefixtures("on_its_own_thread")
+def test_a_backward_pass_that_ends_after_the_window_is_not_joined_to_later_work(watched, regions, stack, inside_a_span):
+    x = torch.ones(3, requires_grad=True)
+    y = (x * 2).sum()
+    y.register_hook(lambda _: setattr(regions, "recording", False))
+    y.backward()
+    ((_, external_id),) = stack.log
+    assert regions.find(external_id) is None
+
+
+def test_a_backward_pass_over_two_devices_begins_on_each_devices_thread():
+    x = torch.ones(3, requires_grad=True)
+    there = (x * 2).to("meta")
+    total = (there * 3).sum() + there.sum()
+    heads = [total.grad_fn]
+    names = [type(node).__name__ for node in first_by_device(heads)]
+    assert names == ["AddBackward0", "MulBackward0"]
+    one_device = (x * 2).sum() + x.sum()
+    assert first_by_device([one_device.grad_fn]) == [one_device.grad_fn]
+
+
+def test_a_large_autograd_graph_is_looked_at_up_to_a_bound():
+    x = torch.ones(1, requires_grad=True)
+    far = x.to("meta")
+    for _ in range(100):
+        far = far * 2
+    assert len(first_by_device([far.grad_fn], limit=50)) == 1
+    assert len(first_by_device([far.grad_fn], limit=500)) == 2
 
 
 def test_errors_of_a_backward_pass_are_the_users_own(watched, inside_a_span):

@@ -159,6 +159,34 @@ def test_outside_windows_nothing_is_kept_of_a_region_that_was_left(regions):
     assert regions.find(6) is None
 
 
+def test_a_request_is_known_as_long_as_it_runs(regions, now):
+    regions.enter_request(1, 100)
+    for _ in range(5):
+        now.ns += GENERATION_NS
+        regions.turn()
+    assert regions.find(100) == Region(1, 100)
+    regions.end(100)
+    assert regions.find(100) == Region(1, 100)  # what it launched may come yet
+    for _ in range(2):
+        now.ns += GENERATION_NS
+        regions.turn()
+    assert regions.find(100) is None
+    regions.enter_request(1, 101)
+    regions.recording = False
+    regions.end(101)
+    assert regions.find(101) is None
+
+
+def test_requests_that_nobody_ends_are_bounded(regions, monkeypatch):
+    monkeypatch.setattr("pasta_otel.gpu.mapping.MAX_REGIONS", 10)
+    for number in range(1, 30):
+        regions.enter_request(1, number)
+    assert regions.find(29) is not None
+    assert regions.find(5) is None
+    assert len(regions._requests) == 10
+    assert regions.forgotten == 19
+
+
 def test_nothing_at_all_is_no_error(regions):
     joined = Joiner(regions).join([np.empty(0, ROW)])
     assert joined.counts == JoinCounts()

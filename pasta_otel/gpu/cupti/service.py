@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """How long to wait after another CUPTI client kept us back, or an error of our own."""
+ARM_S = 0.1
+"""How long before a window regions are noted: longer than most modules and backward passes last."""
 T3_WINDOW_NS = 1_000_000_000
 """Length of a T3 window: long enough for whole requests, short enough for the ring."""
 MAX_T3_WINDOWS = 60
@@ -110,6 +112,11 @@ class GpuCapture:
         self._window_times: tuple[int, int | None] = (0, 0)  # the last window's begin and end; None = it is open
 
     # -- one window ----------------------------------------------------------------------------------------------------
+
+    def arm(self) -> None:
+        """Have modules and backward passes noted for a while, so that the next window knows what it opens in."""
+        self.regions.recording = True
+        self._wake.wait(ARM_S)
 
     def window(self, length_ns: int, what: WindowKinds = T2_WINDOW) -> WindowReport | None:
         """Record for a while and digest what came; None when another client has CUPTI."""
@@ -218,6 +225,7 @@ class GpuCapture:
         if wait > 0 or tier < GPU_TIER:
             self.capture.detach()
             return min(wait / 1e9, RETRY_S) if tier >= GPU_TIER else RETRY_S
+        self.arm()
         return 0.0 if self.window(self.governor.window_ns()) else RETRY_S
 
     def _deep_window(self) -> float:
