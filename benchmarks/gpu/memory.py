@@ -1,7 +1,7 @@
 """What memory analysis costs: ``python -m benchmarks.gpu.memory`` (two minutes on a GPU machine).
 
-Three processes run the same operations: natively, analysed on the GPU, and with every access written to memory and
-analysed on the host. Times are of the GPU's own events; copy and host analysis are apart. The answers must be equal.
+Four processes run the same operations: natively, analysed on the GPU (counters alone, and with hotness), and with every
+access written to memory and analysed on the host. Times are of the GPU's own events; copy and host analysis are apart. The answers must be equal.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ import numpy as np
 from benchmarks.gpu.memory_host import KINDS, RECORD, by_numpy, compiled
 from pasta_otel.gpu.memory import library
 from pasta_otel.gpu.memory.collector import Collector
+from pasta_otel.gpu.memory.counters import MemoryTool
+from pasta_otel.gpu.memory.model import accesses
 from pasta_otel.gpu.memory.sanitizer import Domain, LaunchCallback, LaunchData, ModuleData, Resource, Sanitizer
 from pasta_otel.gpu.memory.selection import Selection
 
@@ -27,7 +30,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 REPEATS = 7
 CAPACITY = 6_000_000
 HEADER_BYTES = 16
-MODES = ("native", "slots", "trace")
+MODES = ("native", "slots", "hotness", "trace")
 
 
 def operations() -> dict[str, Any]:
@@ -67,10 +70,11 @@ def native() -> dict[str, Any]:
     return found
 
 
-def slots() -> dict[str, Any]:
-    sanitizer = Sanitizer(library.find_library())
+def slots(*, hotness: bool = False) -> dict[str, Any]:
+    tool = MemoryTool(hotness=hotness)
+    sanitizer = Sanitizer(library.find_library(), tool.functions, tool.optional_functions)
     problems: list[str] = []
-    collector = Collector(sanitizer, library.find_patch(), Selection(), problems.append)
+    collector = Collector(sanitizer, library.find_patch(), Selection(), tool, on_problem=problems.append)
     sanitizer.subscribe(collector.on_event)
     found = {}
     for name, operation in operations().items():
@@ -81,12 +85,11 @@ def slots() -> dict[str, Any]:
         began = time.perf_counter()
         collector.finish()
         read_ms = (time.perf_counter() - began) * 1e3
-        launches = collector.launches[before:]
+        counted = [accesses(result.words) for _, result in collector.launches[before:]]
         totals = [
-            [sum(getattr(one.accesses.global_[kind], field) for one in launches) // REPEATS for field in FIELDS]
-            for kind in KINDS
+            [sum(getattr(one.global_[kind], field) for one in counted) // REPEATS for field in FIELDS] for kind in KINDS
         ]
-        found[name] = {"ms": times, "read_ms": read_ms, "totals": totals, "launches": len(launches)}
+        found[name] = {"ms": times, "read_ms": read_ms, "totals": totals, "launches": len(counted)}
     return {**found, "problems": problems}
 
 
@@ -170,16 +173,20 @@ def ratios(modes: dict[str, Any]) -> dict[str, Any]:
     """Return, for each operation, how much longer than natively, and how much faster than on the host."""
     found = {}
     for name, own in modes["native"].items():
-        slot, traced = modes["slots"][name], modes["trace"][name]
+        slot, hot, traced = modes["slots"][name], modes["hotness"][name], modes["trace"][name]
+        with_hotness = float(np.median(hot["ms"]))
         plain, analysed = float(np.median(own["ms"])), float(np.median(slot["ms"]))
         found[name] = {
             "native_ms": plain,
             "analysed_ms": analysed,
             "slow_down": analysed / plain,
+            "with_hotness_ms": with_hotness,
+            "slow_down_with_hotness": with_hotness / plain,
+            "numpy_over_in_situ_with_hotness": float(np.median(traced["numpy_ms"])) / with_hotness,
             "numpy_over_in_situ": float(np.median(traced["numpy_ms"])) / analysed,
             "c_over_in_situ": float(np.median(traced["c_ms"])) / analysed,
             "copy_ms": traced["copy_ms"],
-            "equal": slot["totals"] == traced["totals"],
+            "equal": slot["totals"] == hot["totals"] == traced["totals"],
         }
     return found
 
@@ -198,7 +205,13 @@ def run() -> dict[str, Any]:
 
 def main() -> None:
     if len(sys.argv) > 1:
-        print(json.dumps({"native": native, "slots": slots, "trace": trace}[sys.argv[1]]()))
+        print(
+            json.dumps(
+                {"native": native, "slots": slots, "hotness": partial(slots, hotness=True), "trace": trace}[
+                    sys.argv[1]
+                ]()
+            )
+        )
         return
     smi = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     answer = {"gpu": subprocess.run(smi, capture_output=True, text=True, check=False).stdout.strip(), **run()}

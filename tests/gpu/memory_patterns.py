@@ -53,6 +53,33 @@ ASYNC = """extern "C" __global__ void async_copy(const unsigned* a, unsigned* o)
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
   asm volatile("cp.async.wait_all;" ::: "memory"); __syncwarp();
   o[blockIdx.x * 32 + lane] = fold(cells[31 - lane]); }"""
+# One thread copies 4 KiB to shared memory by the bulk engine (compute capability 9.0 and newer).
+BULK = """extern "C" __global__ void bulk_copy(const unsigned* a, unsigned* o) {
+  __shared__ alignas(128) unsigned cells[1024]; __shared__ alignas(8) unsigned long long barrier;
+  unsigned at = (unsigned)__cvta_generic_to_shared(&barrier), to = (unsigned)__cvta_generic_to_shared(cells);
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(at) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(at), "r"(4096) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      :: "r"(to), "l"(a + blockIdx.x * 1024), "r"(4096), "r"(at) : "memory");
+  }
+  __syncwarp();
+  unsigned done = 0;
+  while (!done)
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+      : "=r"(done) : "r"(at) : "memory");
+  o[blockIdx.x * 32 + threadIdx.x] = cells[threadIdx.x]; }"""
+# The same shared loads without bank conflicts, in quiet and while global loads use the same data pipe.
+PIPE = """extern "C" __global__ void pipe_{name}(const unsigned* a, unsigned* o) {{
+  __shared__ unsigned cells[32]; unsigned lane = threadIdx.x, sum = 0;
+  cells[lane] = lane; __syncwarp();
+  for (int turn = 0; turn < 256; turn++) {{
+    sum += ((volatile unsigned*)cells)[(lane + turn) & 31];
+    {more}
+  }}
+  o[blockIdx.x * 32 + lane] = sum; }}"""
+PIPES = {"quiet": "", "busy": "sum += __ldcg(a + ((blockIdx.x * 256 + turn) & 63) * 1024 + lane * 8);"}
 
 
 def sources():
@@ -65,6 +92,9 @@ def sources():
         found[f"lone_{w}"] = LONE.format(w=w, t=t)
     found |= {f"lanes_{n}": DIVERGENT.format(n=n) for n in LANES}
     found |= {f"atomic_{n}": ATOMIC.format(n=n) for n in CONTENDED}
+    found |= {f"pipe_{name}": PIPE.format(name=name, more=more) for name, more in PIPES.items()}
+    if int(cp.cuda.Device().compute_capability) >= 90:
+        found["bulk_copy"] = BULK
     return found | {"async_copy": ASYNC}
 
 
