@@ -1,7 +1,8 @@
 """What memory analysis costs: ``python -m benchmarks.gpu.memory`` (two minutes on a GPU machine).
 
 Four processes run the same operations: natively, analysed on the GPU (counters alone, and with hotness), and with every
-access written to memory and analysed on the host. Times are of the GPU's own events; copy and host analysis are apart. The answers must be equal.
+access written to memory and analysed on the host. Times are of the GPU's own events; copy and host analysis are apart.
+The answers must be equal.
 """
 
 from __future__ import annotations
