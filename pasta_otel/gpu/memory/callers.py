@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -13,16 +15,22 @@ from types import FrameType
 LIBRARIES = frozenset({"torch", "cupy", "cupyx", "cupy_backends", "triton", "cuda", "functorch", "torchgen"})
 """Packages whose own lines say nothing about the program: their caller is asked for."""
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parents[1]) + os.sep
+"""``pasta_otel.gpu``: hooks of torch and CuPy run below the program's frames."""
+_GENERATED = ("<frozen", "<eval_with_key", "<__array_function__", _OURS)
+"""Beginnings of the names of code that nobody wrote: ``torch.fx`` graphs, NumPy's dispatch; and of ours."""
+_COMPILED = "torchinductor_"
+"""Folder of the code that torch.compile generates: this, and the user's name."""
 
 
 @lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
     """Tell whether a source file belongs to us, to one of ``LIBRARIES`` or to the interpreter itself."""
-    if file.startswith(("<frozen", _OURS)):
+    if file.startswith(_GENERATED):
         return True
     parts = Path(file).parts
-    return any(folder in _PACKAGES and child in LIBRARIES for folder, child in pairwise(parts))
+    installed = any(folder in _PACKAGES and child in LIBRARIES for folder, child in pairwise(parts))
+    return installed or any(folder.startswith(_COMPILED) for folder in parts)
 
 
 def calling_line() -> str:
@@ -68,6 +76,15 @@ class Caller:
 NOBODY = Caller(0)
 
 
-def caller() -> Caller:
-    """Return who is launching, in its thread."""
-    return Caller(time.time_ns(), calling_line(), current_span())
+def no_module() -> str:
+    """Return an empty name: nobody follows torch's modules."""
+    return ""
+
+
+def caller(module: Callable[[], str] = no_module) -> Caller:
+    """Return who is launching, in its thread.
+
+    Args:
+        module: Says which torch module is running there (``Layers.current``).
+    """
+    return Caller(time.time_ns(), calling_line(), current_span(), module())

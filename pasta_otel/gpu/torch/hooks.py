@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from opentelemetry.context import Context
 
 from pasta_otel.context import SPAN_KEY, RowSpan, SpanIds, current_context, set_current_context
+from pasta_otel.gpu.torch.frames import running_modules
 from pasta_otel.gpu.torch.names import ModuleNames, ModuleNode
 from pasta_otel.gpu.torch.traces import ActiveTrace
 from pasta_otel.model import OpSpan
@@ -114,7 +115,7 @@ class ModuleRecorder:
 
     def prune(self, stack: list[_Call], hook: FrameType) -> None:
         """Drop calls that ended while the hooks were away: those that no frame of this thread is running any more."""
-        running = _running_modules(hook)
+        running = running_modules(hook)[:-1]  # the innermost one just begins
         kept: list[_Call] = []
         for module in running:
             if len(kept) < len(stack) and stack[len(kept)][_MODULE] is module:
@@ -228,14 +229,3 @@ def _count_lost(calls: list[_Call]) -> None:
     for call in calls:
         if call[_SPAN_ID]:
             call[_TRACE].lost += 1
-
-
-def _running_modules(hook_caller: FrameType) -> list[Any]:
-    """Return the modules whose calls this thread is inside of, outermost first, without the one that just begins."""
-    running: list[Any] = []
-    frame: FrameType | None = hook_caller
-    while frame is not None:
-        if frame.f_code.co_name == "_call_impl" and "self" in frame.f_locals:
-            running.append(frame.f_locals["self"])
-        frame = frame.f_back
-    return running[:0:-1]

@@ -9,14 +9,21 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
-from pasta_otel.gpu.torch.hooks import ModuleRecorder
 from pasta_otel.gpu.torch.imports import ImportWatch
 
 TORCH_MODULE = "torch.nn.modules.module"
 DYNAMO_CALLBACKS = "torch._dynamo.callback"
 DYNAMO_FRAMES = "torch._C._dynamo.eval_frame"
+
+
+class Hooks(Protocol):
+    """A pair of hooks of every module, and a number to be raised whenever they were away for a while."""
+
+    before: Callable[[Any, Any], None]
+    after: Callable[[Any, Any, Any], None]
+    epoch: int
 
 
 class HookSwitch:
@@ -30,7 +37,7 @@ class HookSwitch:
         modules: ``sys.modules``: torch is used when the program has imported it, and never imported from here.
     """
 
-    def __init__(self, recorder: ModuleRecorder, modules: dict[str, ModuleType] | None = None) -> None:
+    def __init__(self, recorder: Hooks, modules: dict[str, ModuleType] | None = None) -> None:
         self._recorder = recorder
         self._modules = sys.modules if modules is None else modules
         self._lock = threading.Lock()

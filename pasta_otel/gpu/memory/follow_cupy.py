@@ -1,0 +1,93 @@
+"""What CuPy's memory pools hand out and take back.
+
+CuPy keeps memory hooks for each thread by itself. Ours is put into the thread that imports CuPy, and into every one
+that ``threading`` starts from then on: by a profile function that takes itself out at the first call.
+Pools that sit on cudaMallocAsync call no hooks.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from pasta_otel.gpu.memory.follow_torch import Allocations
+
+HOOKS = "cupy.cuda.memory_hook"
+NAME = "pasta_otel"
+
+
+class FollowCupy:
+    """Installs a memory hook in every thread.
+
+    Args:
+        tensors: Is told.
+        place: Says in the allocating thread: line of the program, module that is running.
+        report: Is told what goes wrong.
+        modules: ``sys.modules``.
+    """
+
+    def __init__(
+        self,
+        tensors: Allocations,
+        place: Callable[[], tuple[str, str]],
+        report: Callable[[object], None],
+        modules: dict[str, ModuleType] | None = None,
+    ) -> None:
+        self._tensors, self._place, self._report = tensors, place, report
+        self._modules = sys.modules if modules is None else modules
+        self._hooks: Any = None
+        self._hook: Any = None
+
+    def start(self) -> None:
+        """Begin to follow, in this thread and in those yet to be started."""
+        self._hooks = self._modules.get(HOOKS) or import_module(HOOKS)
+        self._hook = _hook_class(self._hooks.MemoryHook)(self._tensors, self._place, self._report)
+        self.follow_thread()
+        if threading.getprofile() is None:  # else somebody else needs that place: their threads are not followed
+            threading.setprofile(self._thread_begins)
+        else:
+            self._report("CuPy's memory is followed in one thread only: there is another profile function")
+
+    def follow_thread(self) -> None:
+        """Put the hook into the calling thread."""
+        self._hooks.get_memory_hooks().setdefault(NAME, self._hook)
+
+    def _thread_begins(self, *_: object) -> None:
+        sys.setprofile(None)
+        try:
+            self.follow_thread()
+        except Exception as error:  # noqa: BLE001 - the program goes on
+            self._report(error)
+
+
+def _hook_class(base: Any) -> Any:
+    class Hook(base):  # type: ignore[misc]  # CuPy's own class
+        """Tells tensors what CuPy tells of its pools."""
+
+        name = NAME
+
+        def __init__(
+            self, tensors: Allocations, place: Callable[[], tuple[str, str]], report: Callable[[object], None]
+        ) -> None:
+            self._tensors, self._place, self._report = tensors, place, report
+
+        def malloc_postprocess(self, *, size: int, mem_ptr: int, **_: object) -> None:
+            """Note an allocation."""
+            try:
+                source, module = self._place()
+                self._tensors.allocated(mem_ptr, size, source=source, module=module)
+            except Exception as error:  # noqa: BLE001 - the program goes on
+                self._report(error)
+
+        def free_preprocess(self, *, mem_ptr: int, **_: object) -> None:
+            """Note a free, before another thread can have the memory."""
+            try:
+                self._tensors.freed(mem_ptr)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._report(error)
+
+    return Hook
