@@ -36,7 +36,6 @@ from pasta_otel.slo.spec.document import Problem
 from pasta_otel.slo.spec.load import SpecSet, check, load
 from pasta_otel.slo.windows import DEFAULT, lint, load_windows
 
-DEFAULT_SERVER = "http://127.0.0.1:4320"
 KEEP_ALL_SECONDS = 100 * 365 * 86_400.0  # looking at a store must not delete from it
 EXIT_FINE, EXIT_NO, EXIT_NO_DATA = 0, 1, 3
 
@@ -96,7 +95,7 @@ def _validation_json(found: SpecSet, problems: tuple[Problem, ...]) -> dict[str,
 
 
 @command.command()
-@click.option("--server", default=None, metavar="URL", help=f"Ask this controller or sidecar  [{DEFAULT_SERVER}]")
+@click.option("--server", default=None, metavar="URL", help="Ask this sidecar or controller.  [PASTA_CONTROLLER_URL]")
 @click.option("--slo", "slo_paths", multiple=True, metavar="FILE", help="Evaluate this SLO file once, here.")
 @click.option("--store", default=None, metavar="FILE", help="With --slo: the span store, when nobody holds it.")
 @click.option("--prometheus", default=None, metavar="URL", help="With --slo: the Prometheus server.")
@@ -126,9 +125,10 @@ def status(  # noqa: PLR0913, PLR0917  # one parameter an option
         document = evaluate_once(slo_paths, Path(store) if store else None, windows, grace, settings)
     else:
         token = settings["PASTA_API_TOKEN"] or None
-        document = fetch_states(server or DEFAULT_SERVER, token=token)
+        url = server or settings["PASTA_CONTROLLER_URL"]
+        document = fetch_states(url, token=token)
         if html_file:
-            document = with_remote_history(document, server or DEFAULT_SERVER, token=token)
+            document = with_remote_history(document, url, token=token)
     if html_file:
         _write(Path(html_file), page(document))
     if as_json:

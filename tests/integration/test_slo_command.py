@@ -121,6 +121,12 @@ def test_the_table_shows_verdict_budget_burn_rate_and_owner(capsys, monkeypatch,
         assert text in out
 
 
+@pytest.mark.parametrize("server", [0.5], indirect=True)
+def test_status_asks_the_controller_of_the_settings_where_none_is_named(capsys, monkeypatch, server):
+    monkeypatch.setenv("PASTA_CONTROLLER_URL", server)
+    assert pasta(capsys, "status")[0] == 1
+
+
 def test_status_without_a_server_exits_3_and_says_what_to_do(capsys):
     code, _, err = pasta(capsys, "status", "--server", "http://127.0.0.1:1")
     assert code == 3
