@@ -8,9 +8,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import struct
 from collections.abc import Iterator, Sequence
+
+from pasta_otel.ebpf.uname import host_machine
 
 NUMBER = {"x86_64": 321, "aarch64": 280}
 MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, MAP_NEXT_KEY, INFO_BY_FD, MAP_LOOKUP_BATCH = 1, 2, 3, 4, 15, 24
@@ -27,7 +28,7 @@ _PROG_INFO_RUN = 192  # offset of run_time_ns in struct bpf_prog_info; run_cnt f
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
-_number = ctypes.c_long(NUMBER.get(platform.machine(), -1))
+_number = ctypes.c_long(NUMBER.get(host_machine(), -1))
 
 
 def bpf(command: int, attribute: bytes | ctypes.Array[ctypes.c_char]) -> int:
@@ -169,7 +170,7 @@ def open_perf_event(kind: int, config: int, cpu: int) -> int:
         OSError: The kernel refused.
     """
     attribute = ctypes.create_string_buffer(struct.pack("<IIQQ", kind, PERF_ATTR_SIZE, config, 1), PERF_ATTR_SIZE)
-    number = ctypes.c_long(PERF_EVENT_OPEN.get(platform.machine(), -1))
+    number = ctypes.c_long(PERF_EVENT_OPEN.get(host_machine(), -1))
     fd = int(
         _libc.syscall(
             number, attribute, ctypes.c_int(-1), ctypes.c_int(cpu), ctypes.c_int(-1), ctypes.c_ulong(PERF_CLOSE_ON_EXEC)

@@ -71,14 +71,14 @@ struct task_struct {
 /* atomic, though the counters are per CPU: a program of another thread may come in between on the same CPU */
 #define ADD(counter) __sync_fetch_and_add(&(counter), 1)
 
+#include "log2.bpf.h"
+
 /* where an event's span came from; the order is that of ebpf/layout.py LINKS */
 #define LINK_NONE 0         /* the thread has no span, or no slot */
 #define LINK_SLOT 1         /* the span that the running thread had published */
 #define LINK_STALE 2        /* published, but the app could not see its own task switches: not used */
 #define LINK_UNREGISTERED 3 /* no process context of this process is known */
 
-#define HISTOGRAM 32
-#define HISTOGRAM_SHIFT 5 /* bucket i holds durations below 2^(i + 5) ns; the last one everything above */
 #define SLOT_SIZE 64
 #define SLOT_PROBES 4
 
@@ -225,38 +225,6 @@ static __always_inline void find_span(u32 tgid, struct span_ref *found)
     found->trace_flags = slot.trace_flags;
     __builtin_memcpy(found->trace_id, slot.trace_id, sizeof(found->trace_id));
     __builtin_memcpy(found->span_id, slot.span_id, sizeof(found->span_id));
-}
-
-static __always_inline u32 log2_bucket(u64 ns)
-{
-    u32 bucket = 0;
-
-    ns >>= HISTOGRAM_SHIFT;
-    if (ns >> 32) {
-        return HISTOGRAM - 1;
-    }
-    if (ns >> 16) {
-        ns >>= 16;
-        bucket += 16;
-    }
-    if (ns >> 8) {
-        ns >>= 8;
-        bucket += 8;
-    }
-    if (ns >> 4) {
-        ns >>= 4;
-        bucket += 4;
-    }
-    if (ns >> 2) {
-        ns >>= 2;
-        bucket += 2;
-    }
-    if (ns >> 1) {
-        ns >>= 1;
-        bucket += 1;
-    }
-    bucket += ns & 1; /* bucket 0: below 32 ns */
-    return bucket < HISTOGRAM ? bucket : HISTOGRAM - 1;
 }
 
 static __always_inline void count_link(struct counters *count, u32 how)

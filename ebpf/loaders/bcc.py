@@ -5,10 +5,10 @@ bcc is the distribution's package (Debian: python3-bpfcc); it wants the headers 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import importlib
 import os
-import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,9 +19,11 @@ from pasta_otel.ebpf.ports import Link, Refusal, RefusedError, Site, refused
 from pasta_otel.ebpf.probes import OBJECT_FOLDER, Probe
 from pasta_otel.ebpf.start_reason import start_reason
 from pasta_otel.ebpf.syscall import PERF_EVENTS
+from pasta_otel.ebpf.uname import host_machine
 
 DISTRIBUTION_PACKAGES = "/usr/lib/python3/dist-packages"
-ATTACH_ATTEMPTS = 3  # bcc hands one argument too few to its library: an attach fails now and then (iovisor/bcc#5269)
+ATTACH_ARGUMENTS = 6
+"""How many arguments bcc's Python hands to ``bpf_attach_uprobe``, which takes one more (iovisor/bcc#5269)."""
 
 
 def import_bcc() -> Any:
@@ -31,16 +33,26 @@ def import_bcc() -> Any:
         RefusedError: It is not installed.
     """
     try:
-        return importlib.import_module("bcc")
+        return _completed(importlib.import_module("bcc"))
     except ImportError:
         pass
     sys.path.append(DISTRIBUTION_PACKAGES)
     try:
-        return importlib.import_module("bcc")
+        return _completed(importlib.import_module("bcc"))
     except ImportError as error:
         raise RefusedError(Refusal("bcc_missing", 0, str(error))) from error
     finally:
         sys.path.remove(DISTRIBUTION_PACKAGES)
+
+
+def _completed(module: Any) -> Any:
+    """Hand over the argument that bcc leaves out: whatever lies in its place makes attaching fail now and then."""
+    library = module.libbcc.lib
+    attach = library.bpf_attach_uprobe
+    if len(getattr(attach, "argtypes", None) or ()) == ATTACH_ARGUMENTS:
+        attach.argtypes = [*attach.argtypes, ctypes.c_uint]
+        library.bpf_attach_uprobe = lambda *arguments: attach(*arguments, 0)  # no reference counter
+    return module
 
 
 def expanded_source(probes: Sequence[Probe], folder: Path = OBJECT_FOLDER) -> str:
@@ -130,7 +142,7 @@ def _for_core(name: str) -> Refusal:
 def _compile(module: Any, text: str) -> Any:
     try:
         return module.BPF(
-            text=text.encode(), cflags=["-w", f"-DPASTA_RETURN_ADDRESS={8 if platform.machine() == 'x86_64' else 0}"]
+            text=text.encode(), cflags=["-w", f"-DPASTA_RETURN_ADDRESS={8 if host_machine() == 'x86_64' else 0}"]
         )
     except Exception as error:
         raise RefusedError(Refusal(start_reason(str(error)), 0, str(error).strip()[-500:])) from error
@@ -235,12 +247,8 @@ class _BccLink:
 
 
 def _attempt(attach: Callable[[], Any], what: str) -> None:
-    for left in reversed(range(ATTACH_ATTEMPTS)):
-        try:
-            attach()
-        except Exception as error:
-            if not left:
-                number = error.errno if isinstance(error, OSError) else 0
-                raise refused(OSError(number or 0, str(error)), f"attaching to {what}", str(error)) from error
-        else:
-            return
+    try:
+        attach()
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else 0
+        raise refused(OSError(number or 0, str(error)), f"attaching to {what}", str(error)) from error

@@ -14,6 +14,8 @@ from pasta_otel.ebpf.ports import RefusedError
 from tests.ebpf.scenario import HERE, some_functions
 
 LOADERS = ("core", "core_perf", "bcc")
+STANDIN = f"libcuda.so.{os.getpid()}"
+"""The agent looks for libcuda.so*, our observers for just this: other programs of the machine may have theirs."""
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +34,7 @@ def standin(tmp_path_factory) -> Path:
     """Compile the stand-in for the CUDA driver."""
     if shutil.which("gcc") is None:
         pytest.skip("no gcc for the stand-in library")
-    target = tmp_path_factory.mktemp("standin") / "libcuda.so.1"
+    target = tmp_path_factory.mktemp("standin") / STANDIN
     subprocess.run(
         [
             "gcc",
@@ -82,7 +84,11 @@ def observe(make_loader) -> Iterator:
 
     def make(loader: str = "core", **options: object) -> HostObserver:
         options.setdefault("thresholds", Thresholds(sample=1))
-        observer = HostObserver(make_loader(loader), options.pop("probes", some_functions()), **options)
+        probes = [
+            probe._replace(library=STANDIN) if probe.library else probe
+            for probe in options.pop("probes", some_functions())
+        ]
+        observer = HostObserver(make_loader(loader), probes, **options)
         made.append(observer)
         return observer
 

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+from bisect import bisect_right
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from pasta_otel.ebpf import layout
 from pasta_otel.ebpf.elf import NotElfError, function_offsets
+from pasta_otel.ebpf.probes import BPF_FOLDER
 from pasta_otel.ebpf.process_context import context_address, decode, read_context
 from pasta_otel.ebpf.return_probes import return_probes_refusal
 from pasta_otel.ebpf.ring import HEADER, PAGE, Ring
@@ -108,10 +110,10 @@ def test_python_and_c_agree_on_every_records_size(tmp_path):
         "slot",
     )
     text = header.read_text()
-    body = text[text.index("#define HISTOGRAM") : text.index("#define APIS")]
+    body = text[text.index("#define SLOT_SIZE") : text.index("#define APIS")]
     prints = "".join(f'printf("%zu\\n", sizeof(struct {name}));' for name in names)
     types = "#include <stdint.h>\n#include <stdio.h>\ntypedef uint8_t u8; typedef uint16_t u16; typedef uint32_t u32; typedef uint64_t u64;\n"
-    source.write_text(f"{types}{body}\nint main(void) {{ {prints} return 0; }}")
+    source.write_text(f"{types}#define HISTOGRAM {layout.HISTOGRAM}\n{body}\nint main(void) {{ {prints} return 0; }}")
     subprocess.run(["gcc", "-o", tmp_path / "sizes", source], check=True)
     sizes = [int(line) for line in subprocess.check_output([tmp_path / "sizes"], text=True).split()]
     ours = (
@@ -144,6 +146,26 @@ def ring_file(tmp_path, records: list[tuple[bytes, int]], size: int, start: int)
         struct.pack("<Q", start).ljust(PAGE, b"\0") + struct.pack("<Q", position).ljust(PAGE, b"\0") + bytes(data) * 2
     )
     return os.open(path, os.O_RDWR), position
+
+
+LOG2 = """
+#define __always_inline inline
+typedef unsigned long long u64;
+typedef unsigned int u32;
+#include "log2.bpf.h"
+unsigned bucket_of(u64 ns) { return log2_bucket(ns); }
+"""
+
+
+def test_every_duration_falls_into_the_bucket_whose_bounds_hold_it(tmp_path):
+    source, library = tmp_path / "log2.c", tmp_path / "log2.so"
+    source.write_text(LOG2)
+    compile_ = ["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", f"-I{BPF_FOLDER}", "-o", library, source]
+    subprocess.run(compile_, check=True)
+    bucket_of = ctypes.CDLL(str(library)).bucket_of
+    ends = [bound + step for bound in layout.BOUNDS_NS for step in (-1, 0, 1)]
+    for ns in (*range(4096), *ends, 1 << 37, (1 << 37) - 1, 1 << 63, (1 << 64) - 1):
+        assert bucket_of(ctypes.c_uint64(ns)) == bisect_right(layout.BOUNDS_NS, ns), ns
 
 
 @given(
