@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,8 +10,6 @@ from pasta_otel.ebpf.observer import HostObserver
 from pasta_otel.ebpf.ports import Loader, Refusal, RefusedError
 from pasta_otel.ebpf.probes import OBJECT_FOLDER
 from pasta_otel.ebpf.start_reason import HELP, lockdown_reason, read_lockdown
-
-_log = logging.getLogger(__name__)
 
 
 def make_loader(name: str, folder: Path) -> Loader:
@@ -54,5 +51,4 @@ def start_observer(
             return make(make_loader(name, folder)), refusals
         except RefusedError as error:
             refusals[name] = error.refusal
-            _log.warning("loader %s: %s: %s", name, error.refusal.reason, error.refusal.text)
     return None, refusals

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pasta_otel.ebpf import layout
 from pasta_otel.ebpf.elf import NotElfError, function_offsets
@@ -25,12 +23,10 @@ EVENTS_SIZE, CRITICAL_SIZE = 256 * 4096, 16 * 4096
 EPOCH_GRACE_S = 0.05
 """How long a program may still add to an epoch that has ended: far longer than one runs."""
 _U32 = struct.Struct("<I")
-_log = logging.getLogger(__name__)
 Timing = Literal["duration", "count", "off"]
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
+class Thresholds(NamedTuple):
     """What leaves as a record of its own besides the aggregates.
 
     Attributes:
@@ -44,8 +40,10 @@ class Thresholds:
     sample: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Attachment:
+_DEFAULT = Thresholds()
+
+
+class Attachment(NamedTuple):
     """What became of one probe on one target."""
 
     probe: str
@@ -53,8 +51,7 @@ class Attachment:
     refusal: Refusal | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Harvest:
+class Harvest(NamedTuple):
     """What probes brought since the last harvest.
 
     Attributes:
@@ -68,14 +65,14 @@ class Harvest:
     critical: tuple[layout.CriticalEvent, ...] = ()
 
 
-@dataclass(slots=True)
 class _Target:
     """One library with its links."""
 
-    library: Library
-    users: set[int] = field(default_factory=set)
-    calls: list[Link] = field(default_factory=list)
-    launches: list[Link] = field(default_factory=list)
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.users: set[int] = set()
+        self.calls: list[Link] = []
+        self.launches: list[Link] = []
 
 
 class HostObserver:
@@ -98,7 +95,7 @@ class HostObserver:
         probes: Sequence[Probe],
         *,
         proc: Path = Path("/proc"),
-        thresholds: Thresholds = Thresholds(),
+        thresholds: Thresholds = _DEFAULT,
         count_unregistered: bool = True,
         sleep: Callable[[float], None] = time.sleep,
         return_refusal: Refusal | None = None,
@@ -221,7 +218,7 @@ class HostObserver:
 
     def _attach_sites(self, probe: Probe, library: Library, sites: list[Site], timing: Timing) -> list[Link]:
         if timing == "count" or self._return_refusal is not None:
-            return [self.loaded.attach_uprobes(probe.name, probe.count, library.path, sites)]
+            return [self.loaded.attach_uprobes(probe.name, probe.counting, library.path, sites)]
         # returns first: a call between the two attachments has an entry that nobody counts, instead of a return
         returning = self.loaded.attach_uretprobes(probe.name, probe.returning, library.path, sites)
         try:
@@ -258,7 +255,6 @@ class HostObserver:
             attach()
         except RefusedError as error:
             refusal = error.refusal
-            _log.warning("%s on %s: %s: %s", probe, target, refusal.reason, refusal.text)
         self.attachments[probe, target] = Attachment(probe, target, refusal)
 
     # -- what was counted ----------------------------------------------------------------------------------------------

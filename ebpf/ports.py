@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from pasta_otel.ebpf.probes import Probe
@@ -18,8 +17,7 @@ class Site(NamedTuple):
     cookie: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Why something was not loaded or attached.
 
     Attributes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 NAMES = ("[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]", "/memfd:OTEL_CTX")
 HEADER = struct.Struct("<8sIIQQ")  # signature, version, payload size, published at (CLOCK_BOOTTIME), payload address
@@ -17,10 +18,10 @@ SLOT_SCHEMA = "pasta.slots.v1"
 ADDRESS, COUNT, SCHEMA = "pasta.thread_slots.address", "pasta.thread_slots.count", "threadlocal.schema_version"
 MAX_SLOTS = 1 << 20
 Value = str | int
+_NOTHING: Mapping[str, Value] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessContext:
+class ProcessContext(NamedTuple):
     """What a process says about itself.
 
     Attributes:
@@ -30,8 +31,8 @@ class ProcessContext:
     """
 
     published_at_ns: int
-    resource: Mapping[str, Value] = field(default_factory=dict)
-    attributes: Mapping[str, Value] = field(default_factory=dict)
+    resource: Mapping[str, Value] = _NOTHING
+    attributes: Mapping[str, Value] = _NOTHING
 
     def slots(self) -> tuple[int, int] | None:
         """Return address and number of the thread slots, or None when there are none that we can read.
@@ -47,6 +48,8 @@ class ProcessContext:
 
 def context_address(maps: str) -> int | None:
     """Return where a process context is mapped, from the text of ``/proc/PID/maps``."""
+    if "OTEL_CTX" not in maps:
+        return None
     for line in maps.splitlines():
         if "OTEL_CTX" in line and line.split(None, 5)[-1].startswith(NAMES):
             return int(line.partition("-")[0], 16)
@@ -78,7 +81,7 @@ def read_context(proc: Path, pid: int, address: int) -> ProcessContext | None:
 
 def _read(proc: Path, pid: int, address: int, size: int) -> bytes:
     try:
-        fd = os.open(proc / str(pid) / "mem", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"{proc}/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
     try:

@@ -6,26 +6,35 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pasta_otel.ebpf.process_context import ProcessContext, context_address, published_at, read_context
 
 SOONEST_S, LATEST_S = 1.0, 15.0
 """A process's map is read again after half its age, within these bounds: imports take their time, and then nothing
 changes."""
+READ_SIZE = 1 << 16
 
 
-def _read(path: Path) -> str | None:
-    """Return a file's text, or None; the readers in ``hostfiles`` would cost 30 ms of imports before attaching."""
+def _read(path: str) -> str:
+    """Return a file's text, empty when it is not there: every process has two, so each call of the system counts."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return None
+        return ""
+    parts = []
+    try:
+        while part := os.read(fd, READ_SIZE):
+            parts.append(part)
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+    return b"".join(parts).decode("utf-8", "replace")
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
+class Library(NamedTuple):
     """A mapped file, told apart by what the kernel attaches to: the inode.
 
     Attributes:
@@ -46,7 +55,6 @@ class Library:
         return self.device, self.inode
 
 
-@dataclass(slots=True)
 class Process:
     """One process.
 
@@ -57,17 +65,15 @@ class Process:
         address: Where its context is mapped.
         libraries: Mapped libraries that somebody wants.
         namespace: Device and inode of its pid namespace.
-        executable: Its executable, when that carries the wanted functions itself.
     """
 
-    pid: int
-    start: int
-    context: ProcessContext | None = None
-    address: int | None = None
-    libraries: tuple[Library, ...] = ()
-    namespace: tuple[int, int] = (0, 0)
-    first_seen_s: float = 0.0
-    next_scan_s: float = 0.0
+    def __init__(self, pid: int, start: int, first_seen_s: float) -> None:
+        self.pid, self.start = pid, start
+        self.first_seen_s, self.next_scan_s = first_seen_s, 0.0
+        self.context: ProcessContext | None = None
+        self.address: int | None = None
+        self.libraries: tuple[Library, ...] = ()
+        self.namespace: tuple[int, int] = (0, 0)
 
     @property
     def service(self) -> str:
@@ -75,8 +81,7 @@ class Process:
         return str(self.context.resource.get("service.name", "")) if self.context else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(NamedTuple):
     """What a scan found."""
 
     appeared: tuple[Process, ...] = ()
@@ -95,6 +100,7 @@ class ProcessTable:
 
     def __init__(self, proc: Path, library: str, now_s: Callable[[], float] = time.monotonic) -> None:
         self._proc, self._now = proc, now_s
+        self._name = library
         self._library = re.compile(rf"^\S+ ..x\S* \S+ (\S+) (\d+)\s+(/\S*/{re.escape(library)}\S*)", re.MULTILINE)
         self.processes: dict[int, Process] = {}
 
@@ -115,7 +121,7 @@ class ProcessTable:
             if start is None:
                 continue
             if known is None:
-                known = self.processes[pid] = Process(pid, start, first_seen_s=now)
+                known = self.processes[pid] = Process(pid, start, now)
                 appeared.append(known)
                 self._look(known, now)
             elif self._look(known, now):
@@ -134,14 +140,13 @@ class ProcessTable:
 
     def _start(self, pid: int) -> int | None:
         """Return when a process started, in clock ticks; None when it is gone, or a kernel thread."""
-        text = _read(self._proc / str(pid) / "stat")
-        fields = text.rpartition(")")[2].split() if text else []
+        fields = _read(f"{self._proc}/{pid}/stat").rpartition(")")[2].split()
         return int(fields[19]) if len(fields) > 20 and int(fields[20]) > 0 else None
 
     def _look(self, process: Process, now: float) -> bool:
         """Read a process's map; return whether something changed."""
         process.next_scan_s = now + min(max((now - process.first_seen_s) / 2, SOONEST_S), LATEST_S)
-        maps = _read(self._proc / str(process.pid) / "maps") or ""
+        maps = _read(f"{self._proc}/{process.pid}/maps")
         before = (process.context, process.libraries)
         process.address = context_address(maps)
         context = read_context(self._proc, process.pid, process.address) if process.address else None
@@ -151,17 +156,18 @@ class ProcessTable:
         return before != (process.context, process.libraries)
 
     def _libraries(self, pid: int, maps: str) -> Iterator[Library]:
-        root = self._proc / str(pid) / "root"
+        if self._name not in maps:
+            return
         seen = set()
         for device, inode, shown in self._library.findall(maps):
-            library = Library(device, int(inode), f"{root}{shown}", shown)
+            library = Library(device, int(inode), f"{self._proc}/{pid}/root{shown}", shown)
             if library.key not in seen:
                 seen.add(library.key)
                 yield library
 
     def _namespace(self, pid: int) -> tuple[int, int]:
         try:
-            found = os.stat(self._proc / str(pid) / "ns" / "pid")  # noqa: PTH116 - one call less
+            found = os.stat(f"{self._proc}/{pid}/ns/pid")  # noqa: PTH116 - one call less
         except OSError:
             return 0, 0
         return found.st_dev, found.st_ino

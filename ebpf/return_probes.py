@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import platform
-import re
+import os
 
 from pasta_otel.ebpf.ports import Refusal
+from pasta_otel.ebpf.uname import host_machine, linux_version
 
 UNSAFE_SINCE, SAFE_SINCE = (6, 11, 0), (6, 14, 0)
 
@@ -16,8 +16,7 @@ def return_probes_refusal(release: str | None = None, machine: str | None = None
     From Linux 6.11 a return probe on x86-64 ends in a system call of its own; seccomp filters that do not know it, as
     Docker's default, kill the traced process, until the kernel lets it pass (commit cf6cb56ef244, in 6.14).
     """
-    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", release or platform.release())
-    version = (int(match[1]), int(match[2]), int(match[3] or 0)) if match else (0, 0, 0)
-    if (machine or platform.machine()) != "x86_64" or not UNSAFE_SINCE <= version < SAFE_SINCE:
+    unsafe = UNSAFE_SINCE <= linux_version(release) < SAFE_SINCE
+    if (machine or host_machine()) != "x86_64" or not unsafe:
         return None
-    return Refusal("return_probes_unsafe", 0, f"Linux {release or platform.release()}")
+    return Refusal("return_probes_unsafe", 0, f"Linux {release or os.uname().release}")

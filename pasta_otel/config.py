@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from pasta_otel.bearer import checked_token
 from pasta_otel.errors import InputError
 from pasta_otel.yamldepth import check_depth
 
@@ -38,19 +39,6 @@ def _seconds(text: str) -> float:
         msg = f"expected seconds between 0 and 1,000,000, got {text!r}"
         raise ValueError(msg)
     return value
-
-
-def checked_token(text: str) -> str:
-    """Return a bearer token without the line end that files and secrets often carry; empty = none.
-
-    Raises:
-        ValueError: It holds what an HTTP header cannot carry; the text does not name the value.
-    """
-    token = text.strip()
-    if not token.isascii() or any(not "!" <= letter <= "~" for letter in token):
-        msg = "holds no token: expected printable ASCII without spaces"
-        raise ValueError(msg)
-    return token
 
 
 @dataclass(frozen=True, slots=True)

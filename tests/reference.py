@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from pasta_otel.cli import cli
+from pasta_otel.cli.group import cli
 from pasta_otel.config import SETTINGS
 from pasta_otel.semconv import METRICS
 

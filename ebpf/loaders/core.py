@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 from pasta_otel.ebpf.ports import Link, Refusal, RefusedError, Site, refused
 from pasta_otel.ebpf.probes import OBJECT_FOLDER, Probe
 from pasta_otel.ebpf.syscall import PERF_EVENTS, TRACE_UPROBE_MULTI, link_uprobes, online_cpus, open_perf_event
+from pasta_otel.ebpf.uname import host_machine, linux_version
 
 MULTI_SINCE = (6, 6)
 LOG_SIZE = 1 << 16
@@ -52,12 +51,6 @@ def load_libbpf() -> Any:
     return library
 
 
-def kernel_version(release: str | None = None) -> tuple[int, int, int]:
-    """Return major, minor and patch of a kernel release (this machine's by default)."""
-    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", release or os.uname().release)
-    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else (0, 0, 0)
-
-
 class CoreLoader:
     """Load prebuilt objects.
 
@@ -71,7 +64,7 @@ class CoreLoader:
 
     def __init__(self, folder: Path = OBJECT_FOLDER, library: Any = None, *, multi: bool | None = None) -> None:
         self._folder, self._library = folder, library
-        self._multi = kernel_version()[:2] >= MULTI_SINCE if multi is None else multi
+        self._multi = linux_version()[:2] >= MULTI_SINCE if multi is None else multi
 
     def load(self, probes: Sequence[Probe]) -> CoreLoaded:
         """Load the probes' programs."""
@@ -79,7 +72,7 @@ class CoreLoader:
             library = self._library or load_libbpf()
         except OSError as error:
             raise RefusedError(Refusal("libbpf_missing", 0, str(error))) from error
-        path = self._folder / f"pasta.{platform.machine()}.bpf.o"
+        path = self._folder / f"pasta.{host_machine()}.bpf.o"
         if not path.exists():
             text = f"{path.name} was not built: this installation had no clang"
             raise RefusedError(Refusal("object_missing", errno.ENOENT, text))

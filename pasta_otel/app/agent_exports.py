@@ -72,7 +72,7 @@ class AgentExports:
         self._provider = self._build_provider()
         self.meter = self._provider.get_meter(semconv.SCOPE)
         self.totals.observe(self.meter)
-        observe_attachments(self.meter, agent.report)
+        observe_attachments(self.meter, agent.start.report)
         if observer is not None:
             observe_accounts(self.meter, observer.counters)
         self._files = HostFiles(options.proc_root, options.cgroup_root, clock, self.meter)
@@ -143,7 +143,7 @@ class AgentExports:
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Return whether harvests still come, and what is attached."""
-        document = self._agent.attached()
+        document = self._agent.start.document()
         silent = self._clock.monotonic_ns() - self._agent.last_harvest_ns
         working = self._agent.observer is None or self._agent.last_harvest_ns == 0 or silent < STALE_NS
         refused = document["refused"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from pasta_otel.bearer import checked_token
 from pasta_otel.errors import InputError
 
 
@@ -16,8 +17,6 @@ def token_from(name: str, environ: Mapping[str, str] | None = None) -> str:
     """
     if not name:
         return ""
-    from pasta_otel.config import checked_token  # noqa: PLC0415 - YAML, which an agent without a token does without
-
     environ = os.environ if environ is None else environ
     if name not in environ:
         raise InputError(f"the variable {name} is not set", field="--token-env", kind="token")

@@ -11,7 +11,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,7 +30,7 @@ USED = {"cuLaunchKernel", "cuGraphLaunch", "cuStreamSynchronize", "cuCtxSynchron
 def some_functions() -> tuple[Probe, ...]:
     """Return the probes with the functions that most tests call: perf events detach at ten a second."""
     return tuple(
-        replace(probe, apis=tuple(api for api in probe.apis if not api.symbols or api.name in USED))
+        probe._replace(apis=tuple(api for api in probe.apis if not api.symbols or api.name in USED))
         for probe in load_probes()
     )
 
