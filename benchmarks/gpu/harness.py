@@ -22,6 +22,7 @@ from pasta_otel.gpu.cupti import library
 from pasta_otel.gpu.cupti.capture import Capture
 
 RESULTS = Path(__file__).parents[1] / "results"
+FAILED = "ended with exit status"
 
 
 def machine() -> dict[str, Any]:
@@ -94,10 +95,12 @@ def abba(pairs: int, seed: int = 1) -> list[bool]:
 
 
 def in_own_process(module: str, *arguments: str, timeout: float) -> str:
-    """Run a benchmark in a process of its own, because a process has one CUPTI state for its life."""
+    """Run a benchmark in a process of its own, because a process has one CUPTI for its life; returns its output."""
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     sys.stdout.write(done.stdout[-4000:])
-    if done.returncode:
-        sys.stdout.write(f"{module} {arguments}: exit {done.returncode}\n{done.stderr[-3000:]}\n")
-    return done.stdout
+    if done.returncode == 0:
+        return done.stdout
+    failure = f"{module} {' '.join(arguments)}: {FAILED} {done.returncode}\n{done.stderr[-3000:]}\n"
+    sys.stdout.write(failure)
+    return done.stdout + failure

@@ -18,13 +18,15 @@ from benchmarks.gpu.harness import capture_of, while_running, write
 from pasta_otel._native import _cupti
 from pasta_otel.gpu.classes import KernelClasses
 from pasta_otel.gpu.cupti.aggregate import KernelHistograms
-from pasta_otel.gpu.cupti.capture import T2_WINDOW, T3_WINDOW, WindowKinds
+from pasta_otel.gpu.cupti.capture import T2_WINDOW, T3_WINDOW, Capture, WindowKinds
 from pasta_otel.gpu.cupti.rows import Kind
 from pasta_otel.gpu.cupti.spans import GpuSpans
-from pasta_otel.gpu.mapping import Joiner, Regions
+from pasta_otel.gpu.mapping import JoinCounts, Joiner, Regions
 
 LAUNCHES = 1000
 CYCLES = 16
+REGION = 7
+MOST_US, MOST_RECORD_US = 3.0, 0.3
 
 
 def combinations():
@@ -36,7 +38,7 @@ def combinations():
         "kernels + external, launch calls (runtime and driver)": WindowKinds(base, "launches"),
         "kernels + external, every runtime call": WindowKinds(base, "all", driver=False),
         "kernels + external, every runtime and driver call": WindowKinds(base, "all"),
-        "T2: + memcpy, memset": T2_WINDOW,
+        "T2: + copies (also between GPUs), memset": T2_WINDOW,
         "T2 + synchronisation": WindowKinds((*T2_WINDOW.kinds, Kind.SYNCHRONIZATION)),
         "T2 + overhead": WindowKinds((*T2_WINDOW.kinds, Kind.OVERHEAD)),
         "T3: everything": T3_WINDOW,
@@ -44,74 +46,107 @@ def combinations():
     }
 
 
-def run() -> dict:
-    """Measure, and return every cycle."""
-    capture = capture_of()
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # one core, so that a migration is not taken for a cost
-    x, y = torch.zeros(1024, device="cuda"), torch.ones(1024, device="cuda")
+class Loop:
+    """``x.add_(y)`` on one core, so that a migration is not taken for a cost."""
 
-    def loop() -> float:
-        """Return microseconds a launch."""
+    def __init__(self) -> None:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        self.x, self.y = torch.zeros(1024, device="cuda"), torch.ones(1024, device="cuda")
+        for _ in range(30):
+            self.microseconds()
+
+    def once(self) -> None:
+        """Launch once."""
+        self.x.add_(self.y)
+
+    def microseconds(self) -> float:
+        """Return microseconds a launch, the lower of two loops inside a region."""
+        return min(self._inside_a_region(), self._inside_a_region())
+
+    def _inside_a_region(self) -> float:
+        x, y = self.x, self.y
+        _cupti.enter(REGION)
         began = time.perf_counter_ns()
         for _ in range(LAUNCHES):
             x.add_(y)
         spent = time.perf_counter_ns() - began
         torch.cuda.synchronize()
+        _cupti.leave(REGION)
         return spent / LAUNCHES / 1000
 
-    def entered() -> float:
-        _cupti.enter(7)
-        try:
-            return loop()
-        finally:
-            _cupti.leave(7)
 
-    for _ in range(30):
-        loop()
-    regions = Regions(_cupti, time.time_ns)
-    regions.recording = True
-    regions.enter(1, 7, "model")
-    regions.leave(7)
-    joiner, histograms = Joiner(regions), KernelHistograms(KernelClasses(), str, time.time_ns)
-    spans = GpuSpans(histograms.codes, str, lambda _: True, trace_limit=1 << 60)
+class Afterwards:
+    """What is done with a window's records, and how long each part takes on its thread."""
+
+    def __init__(self) -> None:
+        regions = Regions(_cupti, time.time_ns)
+        regions.recording = True
+        regions.enter(1, REGION, "model")
+        regions.leave(REGION)
+        self._joiner, self._histograms = Joiner(regions), KernelHistograms(KernelClasses(), str, time.time_ns)
+        self._spans = GpuSpans(self._histograms.codes, str, lambda _: True, trace_limit=1 << 60)
+        self.records = self.join_ns = self.span_ns = self.spans = 0
+
+    def digest(self, capture: Capture) -> JoinCounts:
+        """Join, aggregate and make the spans of a window."""
+        rows, names = capture.drain(), capture.names()
+        began = time.thread_time_ns()
+        joined = self._joiner.join(rows)
+        self._histograms.add(joined, names, 1.0)
+        between = time.thread_time_ns()
+        _groups, counts = self._spans.columns(joined, names, 0)
+        self.join_ns, self.span_ns = self.join_ns + between - began, self.span_ns + time.thread_time_ns() - between
+        self.records, self.spans = self.records + sum(map(len, rows)), self.spans + counts.ok
+        return joined.counts
+
+
+def cycle(capture: Capture, loop: Loop, afterwards: Afterwards, what: WindowKinds) -> dict[str, float]:
+    """Measure the loop without and with a window of these kinds."""
+    off = loop.microseconds()
+    opened = while_running(partial(capture.open, what), loop.once)
+    open_ms = capture.last_switch_ns / 1e6
+    assert opened, capture.holder
+    on = loop.microseconds()
+    began = time.perf_counter_ns()
+    while_running(capture.close, loop.once)
+    close_ms = (time.perf_counter_ns() - began) / 1e6
+    torch.cuda.synchronize()
+    counts = afterwards.digest(capture)
+    entry = {"off": off, "on": on, "open_ms": open_ms, "close_ms": close_ms, "attached": capture.attached}
+    return {**entry, "work": counts.work, "linked": counts.linked}
+
+
+def run() -> dict:
+    """Measure, and return every cycle."""
+    capture = capture_of()
+    loop, afterwards = Loop(), Afterwards()
     cycles: dict[str, list[dict[str, float]]] = {}
-    records = after_ns = span_ns = span_count = 0
     order = [name for name in combinations() for _ in range(CYCLES)]
     random.Random(1).shuffle(order)
     for name in order:
-        what = combinations()[name]
-        off = min(entered(), entered())
-        began = time.perf_counter_ns()
-        opened = while_running(partial(capture.open, what), lambda: x.add_(y))
-        open_ms = capture.last_switch_ns / 1e6
-        assert opened, capture.holder
-        on = min(entered(), entered())
-        began = time.perf_counter_ns()
-        while_running(capture.close, lambda: x.add_(y))
-        close_ms = (time.perf_counter_ns() - began) / 1e6
-        torch.cuda.synchronize()
-        rows = capture.drain()
-        began = time.thread_time_ns()
-        joined = joiner.join(rows)
-        histograms.add(joined, capture.names(), 1.0)
-        after_ns += time.thread_time_ns() - began
-        records += sum(map(len, rows))
-        began = time.thread_time_ns()
-        _groups, counts = spans.columns(joined, capture.names(), 0)
-        span_ns, span_count = span_ns + time.thread_time_ns() - began, span_count + counts.ok
-        entry = {"off": off, "on": on, "open_ms": open_ms, "close_ms": close_ms, "attached": capture.attached}
-        cycles.setdefault(name, []).append({**entry, "work": joined.counts.work, "linked": joined.counts.linked})
+        cycles.setdefault(name, []).append(cycle(capture, loop, afterwards, combinations()[name]))
     stats = capture.stats()
     return {
         "launches": LAUNCHES,
         "cycles": cycles,
         "table": {name: _row(entries) for name, entries in cycles.items()},
         "decode_ns_per_record": stats["decode_ns"] / stats["records"],
-        "join_and_aggregate_ns_per_record": after_ns / records,
-        "span_columns_ns_per_span": span_ns / max(span_count, 1),
+        "join_and_aggregate_ns_per_record": afterwards.join_ns / afterwards.records,
+        "span_columns_ns_per_span": afterwards.span_ns / max(afterwards.spans, 1),
         "region_enter_leave_us": _region_cost(_cupti),
         "stats": stats,
     }
+
+
+def verdicts(answer: dict) -> list[str]:
+    """Return the bars with PASS or FAIL."""
+    added = answer["table"]["kernels + external, every runtime call"]["added_us"]
+    record = (answer["decode_ns_per_record"] + answer["join_and_aggregate_ns_per_record"]) / 1000
+    launch, digest = ("PASS" if held else "FAIL" for held in (added <= MOST_US, record < MOST_RECORD_US))
+    return [
+        f"{launch}: kernels + external ids + runtime {added:.2f} us a launch <= {MOST_US} us",
+        f"{digest}: decoding + aggregation {record:.3f} us a record < {MOST_RECORD_US} us",
+    ]
 
 
 def _row(entries: list[dict[str, float]]) -> dict[str, float]:
@@ -151,7 +186,8 @@ def main() -> None:
         )
     for key in ("decode_ns_per_record", "join_and_aggregate_ns_per_record", "span_columns_ns_per_span"):
         print(f"{key}: {answer[key]:.1f}")
-    print(f"region_enter_leave_us: {answer['region_enter_leave_us']:.3f}; stats {answer['stats']}", flush=True)
+    print(f"region_enter_leave_us: {answer['region_enter_leave_us']:.3f}; stats {answer['stats']}")
+    print(*verdicts(answer), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

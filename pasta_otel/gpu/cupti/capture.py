@@ -58,7 +58,13 @@ class WindowKinds:
         driver: Also launches that bypass the runtime API: cuBLAS and cuDNN of CUDA 13, Triton, CuPy.
     """
 
-    kinds: tuple[Kind, ...] = (Kind.CONCURRENT_KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.EXTERNAL_CORRELATION)
+    kinds: tuple[Kind, ...] = (
+        Kind.CONCURRENT_KERNEL,
+        Kind.MEMCPY,
+        Kind.MEMCPY_PEER,
+        Kind.MEMSET,
+        Kind.EXTERNAL_CORRELATION,
+    )
     calls: Calls = "launches"
     driver: bool = True
 
