@@ -197,31 +197,65 @@ GPU_KERNEL_DURATION = _metric(
     "s",
     "Device time of GPU work by `gpu.kernel.class`, module and device, scaled by the sampled share.",
 )
-GPU_MEMORY_ACCESS = "gpu.memory.access"  # kind of access: load, store, atomic, async_copy; shared: load_4, ...
+GPU_MEMORY_ACCESS = "gpu.memory.access"  # kind of access: load, store, atomic, async_copy, ...; shared: load_4, ...
 GPU_MEMORY_SECTORS = _metric(
     "gpu.cuda.kernel.memory.sectors",
     "counter",
     "{sector}",
-    "32-byte sectors of global memory that analysed GPU kernels touch, by `gpu.kernel.class` and `gpu.memory.access`.",
+    "32-byte sectors of global memory that analysed GPU kernels touch, by `gpu.kernel.class`, `gpu.memory.access` and"
+    " module.",
 )
 GPU_MEMORY_REQUESTED = _metric(
     "gpu.cuda.kernel.memory.requested",
     "counter",
     "By",
-    "Bytes of global memory that analysed GPU kernels' lanes ask for, by `gpu.kernel.class` and `gpu.memory.access`.",
+    "Bytes of global memory that analysed GPU kernels' lanes ask for, by `gpu.kernel.class`, `gpu.memory.access` and"
+    " module.",
 )
 GPU_SHARED_WAVEFRONTS = _metric(
     "gpu.cuda.kernel.shared.wavefronts",
     "counter",
     "{wavefront}",
-    "Passes through shared memory's banks by analysed GPU kernels, by `gpu.kernel.class` and `gpu.memory.access`.",
+    "Passes through shared memory's banks by analysed GPU kernels, by `gpu.kernel.class`, `gpu.memory.access` and"
+    " module.",
 )
 GPU_SHARED_CONFLICTS = _metric(
     "gpu.cuda.kernel.shared.bank_conflicts",
     "counter",
     "{wavefront}",
-    "Those of them that bank conflicts added, by `gpu.kernel.class` and `gpu.memory.access`.",
+    "Those of them that bank conflicts added, by `gpu.kernel.class`, `gpu.memory.access` and module.",
 )
+GPU_MEMORY_WORKING_SET = _metric(
+    "gpu.cuda.kernel.memory.working_set",
+    "gauge",
+    "By",
+    "4 KiB pages touched by the analysed launch that touched most, by `gpu.kernel.class` and module.",
+)
+GPU_TENSOR_ACCESSES = _metric(
+    "gpu.cuda.tensor.accesses",
+    "counter",
+    "{access}",
+    "Lane accesses to the 30 most accessed tensors, by `pasta.torch.tensor.label`.",
+)
+TENSOR_LABEL = "pasta.torch.tensor.label"  # a parameter's name, else the module and line that allocated it
+
+# analysed launches as spans, beside the attributes of other GPU kernel spans; GPU_MEMORY_SECTORS and
+# GPU_MEMORY_WORKING_SET are attributes too
+GPU_GRID = "gpu.cuda.launch.grid"  # blocks, as XxYxZ
+GPU_BLOCK = "gpu.cuda.launch.block"  # threads of a block, as XxYxZ
+GPU_COALESCING = "gpu.cuda.kernel.memory.coalescing_efficiency"
+GPU_LOAD_SECTORS = "gpu.cuda.kernel.memory.load.sectors_per_request"
+GPU_STORE_SECTORS = "gpu.cuda.kernel.memory.store.sectors_per_request"
+GPU_CONFLICT_RATIO = "gpu.cuda.kernel.shared.bank_conflict_ratio"
+GPU_ACTIVE_LANES = "gpu.cuda.kernel.active_lane_ratio"
+GPU_HOT_TENSOR = "gpu.cuda.kernel.memory.hottest_tensor"
+GPU_HOT_TENSOR_SHARE = "gpu.cuda.kernel.memory.hottest_tensor.share"
+GPU_MEMORY_FINDINGS = "gpu.cuda.kernel.memory.findings"  # their kinds, with commas
+ANALYSIS_TOOL = "pasta.analysis.tool"
+ANALYSIS_SLOWED = "pasta.analysis.slowed"  # true: durations are those under analysis
+ANALYSIS_TIMES = "pasta.analysis.times"  # device, or launch: the launching call's time, without a duration
+ANALYSIS_LEFT_OUT = "pasta.analysis.launches.left_out"
+
 GPU_WORK = _metric(
     "pasta.gpu.work", "counter", "{record}", "Captured GPU work, by `link` (id, unlinked, stale, incomplete)."
 )

@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pasta_otel import semconv
 from pasta_otel.cli.run import resolve
 from pasta_otel.config import load_settings
 from pasta_otel.errors import InputError, MissingError
 
 if TYPE_CHECKING:
-    from pasta_otel.gpu.memory.report import ProcessResult
+    from pasta_otel.app.importing import Delivered
+    from pasta_otel.gpu.memory.report import MemoryReport
+    from pasta_otel.gpu.memory.results import ProcessResult
     from pasta_otel.gpu.memory.selection import Selection
 
 IMPOSSIBLE = 3
@@ -44,7 +47,7 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Report as one JSON document; CMD's stdout goes to stderr.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Also write the report as a page there.")
-@click.option("--otlp", is_flag=True, help="Send metrics by GPU kernel class to the server of OTEL_EXPORTER_OTLP_*.")
+@click.option("--otlp", is_flag=True, help="Send spans and metrics to the server of OTEL_EXPORTER_OTLP_*.")
 @click.argument("command", metavar="CMD [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
 def memory(  # noqa: PLR0913 - one parameter an option
     *,
@@ -71,9 +74,9 @@ def memory(  # noqa: PLR0913 - one parameter an option
     if problem:
         click.echo(f"pasta-otel: memory not analysed: {problem}", err=True)
     else:
-        _publish(results, as_json=as_json, output=output, html=html)
-        if otlp:
-            _send(results)
+        report = _report(results)
+        _publish(report, as_json=as_json, output=output, html=html)
+        problem = _sent(report) if otlp else ""
     raise click.exceptions.Exit(code or (IMPOSSIBLE if problem else 0))
 
 
@@ -133,7 +136,7 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def _results(folder: Path) -> tuple[list[ProcessResult], str]:
     """Return the processes' results, and why there is nothing to report."""
-    from pasta_otel.gpu.memory.report import read_results  # noqa: PLC0415 - numpy is an optional extra
+    from pasta_otel.gpu.memory.results import read_results  # noqa: PLC0415 - numpy is an optional extra
 
     results = read_results(folder)
     problems = sorted({problem for result in results for problem in result.problems})
@@ -149,25 +152,65 @@ def _results(folder: Path) -> tuple[list[ProcessResult], str]:
     return [], f"none of {seen} launches was chosen by --kernel" if seen else "the program launched no GPU kernel"
 
 
-def _send(results: list[ProcessResult]) -> None:
-    from pasta_otel.app.importing import import_meter  # noqa: PLC0415 - only for --otlp
-    from pasta_otel.gpu.memory.report import by_kernel  # noqa: PLC0415 - same
-    from pasta_otel.gpu.memory.telemetry import record  # noqa: PLC0415 - same
+def _report(results: list[ProcessResult]) -> MemoryReport:
+    from pasta_otel.gpu.memory.report import MemoryReport  # noqa: PLC0415 - numpy is an optional extra
 
-    with import_meter(os.environ.get("OTEL_SERVICE_NAME", DEFAULT_SERVICE)) as meter:
-        record(meter, by_kernel(launch for result in results for launch in result.launches))
+    return MemoryReport(results)
 
 
-def _publish(results: list[ProcessResult], *, as_json: bool, output: Path | None, html: Path | None) -> None:
-    from pasta_otel.gpu.memory import page, report  # noqa: PLC0415 - numpy is an optional extra
+def _sent(report: MemoryReport) -> str:
+    """Send spans and metrics, and return why nothing could be sent."""
+    try:
+        _send(report)
+    except MissingError as error:
+        click.echo(f"pasta-otel: {error}", err=True)
+        return str(error)
+    return ""
+
+
+def _send(report: MemoryReport) -> None:
+    """Send spans and metrics.
+
+    Raises:
+        MissingError: The server of OTEL_EXPORTER_OTLP_* took nothing.
+    """
+    from pasta_otel.app.importing import OtlpTarget, import_meter, put_columns  # noqa: PLC0415 - only for --otlp
+    from pasta_otel.gpu.memory.spans import MemorySpans  # noqa: PLC0415 - same
+    from pasta_otel.gpu.memory.telemetry import record, record_spans  # noqa: PLC0415 - same
+
+    service = os.environ.get("OTEL_SERVICE_NAME", DEFAULT_SERVICE)
+    spans, target = MemorySpans(), OtlpTarget()
+    try:
+        for result in report.results:
+            resource: dict[str, str | int] = {semconv.SERVICE_NAME: service, semconv.PROCESS_PID: result.pid}
+            for columns in spans.columns(result):
+                put_columns(target, columns, resource)
+    finally:
+        delivered = target.close()
+        with import_meter(service) as meter:
+            record(meter, report.results, report.tensors)
+            record_spans(meter, spans.counts)
+    _say_delivered(delivered, spans.counts.capped)
+
+
+def _say_delivered(delivered: Delivered, capped: int) -> None:
+    parts = [f"{delivered.ok:,} spans sent"]
+    if capped:
+        parts.append(f"{capped:,} launches left out (a trace has 1,000: those that touch most)")
+    parts += [f"{count:,} lost ({reason})" for reason, count in delivered.dropped.items()]
+    click.echo(f"pasta-otel: {', '.join(parts)}", err=True)
+
+
+def _publish(report: MemoryReport, *, as_json: bool, output: Path | None, html: Path | None) -> None:
+    from pasta_otel.gpu.memory import page, text  # noqa: PLC0415 - numpy is an optional extra
 
     if html is not None:
-        _write(html, page.as_html(results), "--html")
-    text = json.dumps(report.as_dict(results), indent=2) if as_json else report.as_text(results)
+        _write(html, page.as_html(report), "--html")
+    shown = json.dumps(report.as_dict(), indent=2) if as_json else text.as_text(report)
     if output is None:
-        click.echo(text)
+        click.echo(shown)
     else:
-        _write(output, text + "\n", "--output")
+        _write(output, shown + "\n", "--output")
 
 
 def _write(target: Path, text: str, option: str) -> None:

@@ -11,17 +11,9 @@ from pasta_otel.errors import MissingError
 from pasta_otel.gpu.memory import findings, formulas, library, report
 from pasta_otel.gpu.memory.child import FOLDER, JOB, command_environment
 from pasta_otel.gpu.memory.model import Contention, GlobalAccess, Launch, SharedAccess, accesses
-from pasta_otel.gpu.memory.slots import CONTENTION, GLOBAL, SHARED, STRIDES, WORDS
-
-
-def words(**counters):
-    """Return a slot: ``global_load=(requests, lanes, sectors, bytes)``, ``shared_load_4=...``, ``strides_global=...``."""
-    filled = [0] * WORDS
-    for name, values in counters.items():
-        group, kind = name.split("_", 1)
-        at = {"global": GLOBAL, "shared": SHARED, "contention": CONTENTION, "strides": STRIDES}[group][kind]
-        filled[at : at + len(values)] = values
-    return tuple(filled)
+from pasta_otel.gpu.memory.results import ProcessResult
+from pasta_otel.gpu.memory.text import as_text
+from tests.memory_slots import words
 
 
 def kinds(**counters):
@@ -60,12 +52,14 @@ def test_coalescing_is_found_below_half(sectors, found):
 
 
 def test_a_finding_has_its_threshold_with_a_source_and_the_gain():
-    (finding,) = findings.find(
-        accesses(words(global_load=(100, 3200, 3200, 12800), strides_global=(0, 0, 0, 0, 0, 100, 0, 0)))
+    slot = words(
+        global_load=(100, 3200, 3200, 12800), strides_global=(0, 0, 0, 0, 0, 100, 0, 0), worst_global=(32, 4, 12)
     )
+    (finding,) = findings.find(accesses(slot))
     assert (finding.value, finding.gain) == (0.125, 0.875)
+    assert (finding.access, finding.measured, finding.predicted, finding.unit) == ("load", 3200, 400, "sector")
     assert finding.threshold.source.startswith("choice:")
-    assert "9..32 elements" in finding.title
+    assert "lanes are 12 elements of 4 bytes apart" in finding.title
     assert json.dumps(finding.as_dict())
 
 
@@ -98,10 +92,11 @@ def test_launches_are_summed_by_gpu_kernel_and_ordered_by_sectors():
 
 
 def test_names_are_readable_and_the_symbol_is_kept():
-    result = report.ProcessResult(1, (Launch("_Z3fooPf", (1, 1, 1), (1, 1, 1), 0, words()),), 1, {}, 0, 0, ())
-    (kernel,) = report.as_dict([result])["gpu_kernels"]
+    result = ProcessResult(1, (Launch("_Z3fooPf", (1, 1, 1), (1, 1, 1), 0, words()),), 1, {}, 0, 0, ())
+    whole = report.MemoryReport([result])
+    (kernel,) = whole.as_dict()["gpu_kernels"]
     assert (kernel["name"], kernel["symbol"]) == ("foo(float*)", "_Z3fooPf")
-    assert "foo  (1 launches)" in report.as_text([result])
+    assert "foo  (1 launches" in as_text(whole)
 
 
 def test_the_library_is_found_where_a_toolkit_or_the_package_puts_it(tmp_path):
@@ -138,6 +133,7 @@ def test_patches_that_were_built_with_the_package_are_used_as_they_are(tmp_path,
     built = source.with_suffix(".fatbin")
     built.touch()
     monkeypatch.setattr(library, "source", lambda: source)
+    monkeypatch.setattr(library, "kernels", lambda: tmp_path)
     assert library.find_patch({"PATH": ""}) == str(built)
     assert library.find_patch({"PASTA_SANITIZER_PATCH": str(source)}) == str(source)
 

@@ -1,4 +1,4 @@
-"""What a GPU kernel's memory counters say to change."""
+"""What a GPU kernel's memory counters say to change, and how many transactions that would save."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ from typing import Any
 import yaml
 
 from pasta_otel.gpu.memory import formulas
-from pasta_otel.gpu.memory.model import Accesses, SharedAccess
+from pasta_otel.gpu.memory.model import WARP_LANES, Accesses, GlobalAccess, Worst
 from pasta_otel.gpu.memory.slots import GLOBAL_STRIDES, SHARED_STRIDES
+
+FIELDS = range(2, 9)
+"""Distances between lanes, in elements, that fields of one structure usually have; farther ones are a matrix' rows."""
+VECTOR_BYTES = (8, 16)
+"""What one lane can load at once, beyond 4 bytes."""
+TILE = 32
+_LEAST_GAIN = 0.05
+_IRREGULAR = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,16 @@ class MemoryFinding:
         threshold: What it was compared with.
         title: One sentence.
         suggestion: What to change.
-        gain: Share of the transactions concerned that the change would save at best, 0..1; None where it depends.
+        access: Kind of access that most of it is: ``load``, ``store_4``, ...
+        unit: Of ``measured`` and ``predicted``: sector, wavefront, request, lane.
+        measured: Transactions that were counted.
+        predicted: Transactions after the change, at best; None where it cannot be known.
+        stride: Distance between neighbouring lanes of the worst request, in elements; None where irregular or unknown.
+        width: Bytes of an element.
+        row: For bank conflicts: elements that a row of ``stride`` should have instead.
+        module: The torch module with most of the launches; empty where unknown.
+        source: The line of the program with most of the launches.
+        tensor: The tensor most accessed.
     """
 
     kind: str
@@ -42,11 +59,25 @@ class MemoryFinding:
     threshold: MemoryThreshold
     title: str
     suggestion: str
-    gain: float | None = None
+    access: str
+    unit: str
+    measured: int
+    predicted: int | None = None
+    stride: int | None = None
+    width: int | None = None
+    row: int | None = None
+    module: str = ""
+    source: str = ""
+    tensor: str = ""
+
+    @property
+    def gain(self) -> float | None:
+        """Return the share of the transactions that the change would save at best, 0..1; None where it depends."""
+        return None if self.predicted is None else 1 - self.predicted / self.measured
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-compatible form."""
-        return asdict(self)
+        return {**asdict(self), "gain": self.gain}
 
 
 @cache
@@ -60,7 +91,7 @@ def thresholds() -> Mapping[str, Mapping[str, MemoryThreshold]]:
 
 
 def find(accesses: Accesses) -> list[MemoryFinding]:
-    """Return the findings of one GPU kernel, or of several launches of it summed."""
+    """Return the findings of one launch, or of several launches of a GPU kernel summed."""
     return [finding for finder in FINDERS for finding in finder(accesses)]
 
 
@@ -72,6 +103,14 @@ def _most_usual(counts: Sequence[int], names: Sequence[str]) -> str:
     return names[max(range(len(names)), key=counts.__getitem__)]
 
 
+def _saved(most: int, irregular: int, worst: Worst) -> int:
+    """Return what a layout saves of ``most``: without what irregular requests may have of it.
+
+    A request that takes more than it has to takes at most as many transactions as the worst one.
+    """
+    return max(0, most - irregular * (worst.transactions - 1))
+
+
 def _coalescing(accesses: Accesses) -> Iterator[MemoryFinding]:
     limit = thresholds()["coalescing"]["efficiency"]
     for kind in formulas.COALESCED:
@@ -79,44 +118,157 @@ def _coalescing(accesses: Accesses) -> Iterator[MemoryFinding]:
         efficiency = formulas.coalescing_efficiency([access])
         if efficiency is None or efficiency >= limit.value or not _enough(access.requests):
             continue
-        stride = _most_usual(accesses.strides["global"], GLOBAL_STRIDES)
-        where = "" if kind == "async_copy" else f"; the usual distance between lanes is {stride} elements"
+        advice = _layout(accesses, kind)
         yield MemoryFinding(
             "coalescing",
             efficiency,
             limit,
             f"{kind}: {efficiency:.0%} of the bytes moved are asked for,"
-            f" {access.sectors / access.requests:.1f} sectors a request{where}",
-            "let neighbouring threads access neighbouring elements: a contiguous layout (structure of arrays, "
-            ".contiguous(), channels_last where the operation wants it), or a tile through shared memory",
-            1 - formulas.predicted_sectors(access) / access.sectors,
+            f" {access.sectors / access.requests:.1f} sectors a request{advice.what}",
+            advice.change,
+            kind,
+            "sector",
+            access.sectors,
+            None if advice.saved is None else access.sectors - advice.saved,
+            advice.stride,
+            advice.width,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Advice:
+    """What is wrong with a layout, what to do, and the transactions that it saves."""
+
+    what: str
+    change: str
+    saved: int | None = None
+    stride: int | None = None
+    width: int | None = None
+    row: int | None = None
+
+
+def _layout(accesses: Accesses, kind: str) -> _Advice:
+    access = accesses.global_[kind]
+    saved = access.sectors - formulas.predicted_sectors(access)
+    if saved < _LEAST_GAIN * access.sectors:
+        return _Advice(
+            f" for {access.lanes / access.requests:.1f} active lanes",
+            "no layout helps requests of so few lanes: have all lanes of a warp access neighbouring elements at once",
+        )
+    if kind == "async_copy":
+        return _Advice(
+            "", "let neighbouring threads copy neighbouring pieces, 16 bytes each where rows allow it", saved
+        )
+    classes, worst = accesses.strides["global"], _worst_of(accesses, kind)
+    if worst is not None and worst.stride is not None:
+        left = _saved(saved, classes[_IRREGULAR], worst)
+        what = f"; lanes are {worst.stride:,} elements of {worst.width} bytes apart in the worst request"
+        return _Advice(what, _contiguous(worst.stride, worst.width), left or None, worst.stride, worst.width)
+    usual = _most_usual(classes, GLOBAL_STRIDES)
+    if usual == "irregular":
+        return _Advice(
+            "; the distance between lanes is irregular",
+            "a gather or scatter: sort or bucket the indices, let a warp take whole rows together, or stage rows in"
+            " shared memory",
+        )
+    return _Advice(
+        f"; the usual distance between lanes is {usual} elements",
+        "let neighbouring threads access neighbouring elements: a contiguous layout (structure of arrays,"
+        " .contiguous(), channels_last where the operation wants it), or a tile through shared memory",
+    )
+
+
+def _worst_of(accesses: Accesses, kind: str) -> Worst | None:
+    """Return the worst request of loads and stores where it can be one of this kind."""
+    worst = accesses.worst.get("global")
+    other = accesses.global_["store" if kind == "load" else "load"]
+    if worst is None or (_wasteful(other) and not _has_width(accesses.global_[kind], worst)):
+        return None
+    return worst
+
+
+def _wasteful(access: GlobalAccess) -> bool:
+    return access.sectors > formulas.predicted_sectors(access)
+
+
+def _has_width(access: GlobalAccess, worst: Worst) -> bool:
+    return access.bytes == access.lanes * worst.width
+
+
+def _contiguous(stride: int, width: int) -> str:
+    """Return the layout that makes neighbouring lanes' elements neighbours."""
+    if stride in FIELDS:
+        whole = stride * width
+        once = f", or let each lane take the {whole} bytes in one access" if whole in VECTOR_BYTES else ""
+        return (
+            f"like fields of a structure of {whole} bytes: keep each field in an array of its own"
+            f" (structure of arrays){once}"
+        )
+    if stride <= 1:
+        return "begin each row at a multiple of 32 bytes, or let each lane access 4 bytes or more"
+    tile = f"rows of {formulas.conflict_free_stride(TILE, width)} elements of {width} bytes"
+    return (
+        f"lanes go down a column of rows of {stride:,} elements: make this dimension the contiguous one (transpose"
+        " once, .contiguous(), channels_last, structure of arrays), or move tiles of 32 x 32 through shared memory,"
+        f" with {tile}"
+    )
 
 
 def _bank_conflicts(accesses: Accesses) -> Iterator[MemoryFinding]:
     limit = thresholds()["bank_conflicts"]["ratio"]
-    chosen: list[SharedAccess] = [access for kind, access in accesses.shared.items() if kind != "atomic"]
-    ratio = formulas.bank_conflict_ratio(chosen)
-    if ratio is None or ratio <= limit.value or not _enough(sum(access.requests for access in chosen)):
+    chosen = {kind: access for kind, access in accesses.shared.items() if kind != "atomic"}
+    ratio = formulas.bank_conflict_ratio(chosen.values())
+    if ratio is None or ratio <= limit.value or not _enough(sum(access.requests for access in chosen.values())):
         return
-    worst = max((kind for kind in accesses.shared if kind != "atomic"), key=lambda k: accesses.shared[k].conflicts)
-    stride = _most_usual(accesses.strides["shared"], SHARED_STRIDES)
+    kind = max(chosen, key=lambda name: chosen[name].conflicts)
+    wavefronts = sum(access.wavefronts for access in chosen.values())
+    advice = _padding(accesses, kind)
     yield MemoryFinding(
         "bank_conflicts",
         ratio,
         limit,
-        f"{ratio:.0%} of the wavefronts of shared memory are bank conflicts, most of them in {worst};"
-        f" the usual power of two in the distance between lanes is {stride}",
-        "pad the rows of the shared array by one element of the access' width, or swizzle its columns",
-        ratio,
+        f"{ratio:.0%} of the wavefronts of shared memory are bank conflicts, most of them in {kind}{advice.what}",
+        advice.change,
+        kind,
+        "wavefront",
+        wavefronts,
+        None if advice.saved is None else wavefronts - advice.saved,
+        advice.stride,
+        advice.width,
+        advice.row,
+    )
+
+
+def _padding(accesses: Accesses, kind: str) -> _Advice:
+    classes, worst = accesses.strides["shared"], accesses.worst.get("shared")
+    if kind.startswith("matrix"):
+        return _Advice("", "pad the rows of the tile by 16 bytes, or swizzle its 16-byte pieces (piece ^ row % 8)")
+    if worst is None or worst.stride is None:
+        usual = _most_usual(classes, SHARED_STRIDES)
+        power = "" if usual == "irregular" else f", usually with {usual} as its greatest power of two"
+        return _Advice(
+            f"; the distance between lanes of the worst request is irregular{power}",
+            "swizzle the shared array's columns (column ^ row), or lay it out in the order in which a warp accesses it",
+        )
+    row = formulas.conflict_free_stride(worst.stride, worst.width)
+    shared = accesses.shared.items()
+    most = sum(access.conflicts for name, access in shared if name != "atomic" and not name.startswith("matrix"))
+    left = _saved(most, classes[_IRREGULAR], worst)
+    return _Advice(
+        f"; lanes are {worst.stride:,} elements of {worst.width} bytes apart in the worst request",
+        f"pad rows from {worst.stride:,} to {row:,} elements of {worst.width} bytes, or swizzle columns (column ^ row)",
+        left or None,
+        worst.stride,
+        worst.width,
+        row,
     )
 
 
 def _divergence(accesses: Accesses) -> Iterator[MemoryFinding]:
     limit = thresholds()["divergence"]["active_lanes"]
     active = formulas.active_lane_ratio(accesses)
-    requests = sum(access.requests for access in accesses.global_.values())
-    requests += sum(access.requests for access in accesses.shared.values())
+    chosen = formulas.judged_by_lanes(accesses)
+    requests, lanes = (sum(getattr(one, name) for one in chosen.values()) for name in ("requests", "lanes"))
     if active is None or active >= limit.value or not _enough(requests):
         return
     yield MemoryFinding(
@@ -126,22 +278,29 @@ def _divergence(accesses: Accesses) -> Iterator[MemoryFinding]:
         f"{active:.0%} of the lanes are active where warps access memory",
         "branch by warp rather than by thread, or give idle threads work: block sizes that are multiples of 32,"
         " fewer tail elements",
+        max(chosen, key=lambda name: WARP_LANES * chosen[name].requests - chosen[name].lanes),
+        "request",
+        requests,
+        -(-lanes // WARP_LANES),
     )
 
 
 def _global_atomics(accesses: Accesses) -> Iterator[MemoryFinding]:
     limit = thresholds()["global_atomics"]["lanes_per_address"]
-    atomics = accesses.global_["atomic"]
-    lanes = formulas.lanes_per_address(atomics, accesses.contention["global"])
+    atomics, contention = accesses.global_["atomic"], accesses.contention["global"]
+    lanes = formulas.lanes_per_address(atomics, contention)
     if lanes is None or lanes < limit.value or not _enough(atomics.requests):
         return
     yield MemoryFinding(
         "global_atomics",
         lanes,
         limit,
-        f"{lanes:.1f} lanes of a warp meet on one address in {atomics.requests} atomic requests to global memory",
+        f"{lanes:.1f} lanes of a warp meet on one address in {atomics.requests:,} atomic requests to global memory",
         "reduce within the warp or block first (warp shuffles, shared memory), then one atomic a block",
-        1 - 1 / lanes,
+        "atomic",
+        "lane",
+        atomics.lanes,
+        contention.addresses,
     )
 
 

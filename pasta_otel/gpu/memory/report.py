@@ -1,49 +1,45 @@
-"""From the results of processes to one report: by GPU kernel, with ratios and findings."""
+"""From the results of processes to one report: by GPU kernel, with ratios and findings, by tensor and by range."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from pasta_otel.gpu.classes import demangle, short_name
+from pasta_otel.gpu.classes import demangle
 from pasta_otel.gpu.memory import formulas
-from pasta_otel.gpu.memory.callers import Caller
 from pasta_otel.gpu.memory.findings import MemoryFinding, find
-from pasta_otel.gpu.memory.model import Accesses, Launch, Tensor, accesses
+from pasta_otel.gpu.memory.hot import HotTensor, Timeline, hot_ranges, hot_tensors, hottest_tensor, label_of, timeline
+from pasta_otel.gpu.memory.model import Accesses, Launch, accesses
+from pasta_otel.gpu.memory.results import ProcessResult, read_document, read_results
 from pasta_otel.gpu.memory.slots import total
 
-SCHEMA = 1
-MOST_SOURCES = 3
-"""Lines of the program that the text names for one GPU kernel; the JSON has all."""
+__all__ = ["KernelMemory", "MemoryReport", "ProcessResult", "by_kernel", "ratios", "read_document", "read_results"]
+
+SCHEMA = 2
+
+Counts = tuple[tuple[str, int], ...]
+"""Words and how often each, the most frequent first."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessResult:
-    """What one process of the program left behind.
+def ratios(counted: Accesses) -> dict[str, float | None]:
+    """Return the ratios that findings judge; None where there was nothing to measure."""
+    global_, shared = counted.global_, counted.shared
+    return {
+        "coalescing_efficiency": formulas.coalescing_efficiency(global_[kind] for kind in formulas.COALESCED),
+        "bank_conflict_ratio": formulas.bank_conflict_ratio(
+            access for kind, access in shared.items() if kind != "atomic"
+        ),
+        "active_lane_ratio": formulas.active_lane_ratio(counted),
+        "global_atomic_lanes_per_address": formulas.lanes_per_address(global_["atomic"], counted.contention["global"]),
+    }
 
-    Attributes:
-        pid: Its id.
-        launches: The analysed launches, in the order in which they were read.
-        seen: Launches of GPU kernels in all.
-        skipped: Launches and modules not analysed, by reason.
-        waits: How often a launch had to wait for a slot.
-        unpatched: Modules without a chosen GPU kernel: their machine code is as it was.
-        problems: What went wrong.
-        tensors: Pieces of device memory by number: those that a launch touched.
-    """
 
-    pid: int
-    launches: tuple[Launch, ...]
-    seen: int
-    skipped: Mapping[str, int]
-    waits: int
-    unpatched: int
-    problems: tuple[str, ...]
-    tensors: Mapping[int, Tensor] = field(default_factory=dict)
+def sectors(counted: Accesses) -> int:
+    """Return the 32-byte sectors of global memory touched by all kinds of access."""
+    return sum(access.sectors for access in counted.global_.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,35 +51,35 @@ class KernelMemory:
         launches: How many were analysed.
         accesses: What they did.
         findings: What that says to change.
-        sources: Lines of the program that launched it, and how often; the most frequent first.
+        sources: Lines of the program that launched it, and how often.
         spans: OpenTelemetry spans that it was launched in (``trace id-span id``), and how often.
+        modules: Torch modules that launched it, and how often.
+        tensors: Labels of tensors, and lane accesses to each.
+        working_set: Bytes touched by the launch that touched most; None where hotness was not counted.
+        device_ns: From begin to end on the device, summed over the launches whose times are known; analysis slows them.
+        timed: How many launches' times are known.
     """
 
     name: str
     launches: int
     accesses: Accesses
     findings: tuple[MemoryFinding, ...]
-    sources: tuple[tuple[str, int], ...]
-    spans: tuple[tuple[str, int], ...] = ()
+    sources: Counts
+    spans: Counts = ()
+    modules: Counts = ()
+    tensors: Counts = ()
+    working_set: int | None = None
+    device_ns: int = 0
+    timed: int = 0
 
     @property
     def sectors(self) -> int:
         """Return the 32-byte sectors touched, which orders the report."""
-        return sum(access.sectors for access in self.accesses.global_.values())
+        return sectors(self.accesses)
 
     def ratios(self) -> dict[str, float | None]:
         """Return the ratios that the findings judge."""
-        global_, shared = self.accesses.global_, self.accesses.shared
-        return {
-            "coalescing_efficiency": formulas.coalescing_efficiency(global_[kind] for kind in formulas.COALESCED),
-            "bank_conflict_ratio": formulas.bank_conflict_ratio(
-                access for kind, access in shared.items() if kind != "atomic"
-            ),
-            "active_lane_ratio": formulas.active_lane_ratio(self.accesses),
-            "global_atomic_lanes_per_address": formulas.lanes_per_address(
-                global_["atomic"], self.accesses.contention["global"]
-            ),
-        }
+        return ratios(self.accesses)
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-compatible form."""
@@ -94,100 +90,164 @@ class KernelMemory:
             {"trace_id": span.partition("-")[0], "span_id": span.partition("-")[2], "launches": count}
             for span, count in self.spans
         ]
-        sources = [{"source": source, "launches": count} for source, count in self.sources]
         return {
             **head,
-            "sources": sources,
+            "sources": _counted(self.sources, "source", "launches"),
+            "modules": _counted(self.modules, "module", "launches"),
             "spans": spans,
+            "tensors": _counted(self.tensors, "tensor", "accesses"),
+            "working_set": self.working_set,
+            "device_seconds": self.device_ns / 1e9 if self.timed else None,
             **self.ratios(),
             **counted,
             "findings": [finding.as_dict() for finding in self.findings],
         }
 
 
-def read_results(folder: Path) -> list[ProcessResult]:
-    """Return what the processes wrote into the job's folder."""
-    return [_result(path) for path in sorted(folder.glob("*.json"))]
-
-
-def _result(path: Path) -> ProcessResult:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    launches = tuple(
-        Launch(
-            one["name"],
-            tuple(one["grid"]),
-            tuple(one["block"]),
-            one["stream"],
-            tuple(one["words"]),
-            Caller(one["time_unix_nano"], one["source"], one["span"]),
-        )
-        for one in content["launches"]
-    )
-    counts = (content["seen"], content["skipped"], content["waits"], content["unpatched"], tuple(content["problems"]))
-    return ProcessResult(int(path.stem), launches, *counts)
+def _counted(counts: Counts, what: str, number: str) -> list[dict[str, Any]]:
+    return [{what: word, number: count} for word, count in counts]
 
 
 def by_kernel(launches: Iterable[Launch]) -> list[KernelMemory]:
-    """Sum launches by GPU kernel, the one that touches most sectors first."""
+    """Sum launches by GPU kernel, the one that touches most sectors first; tensors have no names here."""
+    return _by_kernel([ProcessResult(0, tuple(launches), 0, {}, 0, 0, ())], named=False)
+
+
+def _by_kernel(results: Sequence[ProcessResult], *, named: bool = True) -> list[KernelMemory]:
     of_name: dict[str, list[Launch]] = defaultdict(list)
-    for launch in launches:
-        of_name[launch.name].append(launch)
-    kernels = []
-    for name, same in of_name.items():
-        summed = accesses(total(launch.words for launch in same))
-        sources = Counter(launch.caller.source for launch in same if launch.caller.source).most_common()
-        spans = Counter(launch.caller.span for launch in same if launch.caller.span).most_common()
-        kernels.append(KernelMemory(name, len(same), summed, tuple(find(summed)), tuple(sources), tuple(spans)))
+    tensors: dict[str, Counter[str]] = defaultdict(Counter)
+    for result in results:
+        numbers: dict[str, Counter[int]] = defaultdict(Counter)
+        for launch in result.launches:
+            of_name[launch.name].append(launch)
+            for number, count in launch.tensors if named else ():
+                numbers[launch.name][number] += count
+        for name, counts in numbers.items():
+            for number, count in counts.items():
+                tensors[name][label_of(result, number)] += count
+    kernels = [_kernel(name, same, _ordered(tensors[name])) for name, same in of_name.items()]
     return sorted(kernels, key=lambda kernel: (-kernel.sectors, kernel.name))
 
 
-def as_dict(results: Iterable[ProcessResult]) -> dict[str, Any]:
-    """Return the report as one JSON document."""
-    chosen = list(results)
-    skipped: Counter[str] = Counter()
-    for result in chosen:
-        skipped.update(result.skipped)
-    launches = [launch for result in chosen for launch in result.launches]
+def _kernel(name: str, same: Sequence[Launch], tensors: Counts) -> KernelMemory:
+    summed = accesses(total(launch.words for launch in same))
+    sources, spans, modules = (
+        _ordered(Counter(getattr(launch.caller, what) for launch in same)) for what in ("source", "span", "module")
+    )
+    place = {"module": _first(modules), "source": _first(sources), "tensor": _first(tensors)}
+    timed = [launch for launch in same if launch.begin_unix_nano]
+    return KernelMemory(
+        name,
+        len(same),
+        summed,
+        tuple(replace(finding, **place) for finding in find(summed)),  # type: ignore[arg-type]  # str fields alone
+        sources,
+        spans,
+        modules,
+        tensors,
+        max((launch.working_set for launch in same if launch.working_set is not None), default=None),
+        sum(launch.end_unix_nano - launch.begin_unix_nano for launch in timed),
+        len(timed),
+    )
+
+
+def _ordered(counts: Counter[str]) -> Counts:
+    """Return counts, most first; what has no name is left out."""
+    return tuple((word, count) for word, count in counts.most_common() if word)
+
+
+def _first(counts: Counts) -> str:
+    return counts[0][0] if counts else ""
+
+
+class MemoryReport:
+    """All that the outputs say, each part worked out once.
+
+    Args:
+        results: Of the program's processes.
+    """
+
+    def __init__(self, results: Iterable[ProcessResult]) -> None:
+        self.results = tuple(results)
+        self.analysed = sum(len(result.launches) for result in self.results)
+        self.seen = sum(result.seen for result in self.results)
+        self.problems = sorted({problem for result in self.results for problem in result.problems})
+        self.skipped: Counter[str] = Counter()
+        for result in self.results:
+            self.skipped.update(result.skipped)
+
+    @cached_property
+    def kernels(self) -> list[KernelMemory]:
+        """Return the GPU kernels, the one that touches most sectors first."""
+        return _by_kernel(self.results)
+
+    @cached_property
+    def tensors(self) -> list[HotTensor]:
+        """Return the tensors, the most accessed first."""
+        return hot_tensors(self.results)
+
+    @cached_property
+    def ranges(self) -> dict[tuple[int, int], int]:
+        """Return lane accesses by process and beginning of a 2 MiB range."""
+        return hot_ranges(self.results)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Return the launches over time."""
+        return timeline(self.results)
+
+    @cached_property
+    def findings(self) -> list[tuple[KernelMemory, MemoryFinding]]:
+        """Return all findings, the ones that save most transactions first, those without a number last."""
+        found = [(kernel, finding) for kernel in self.kernels for finding in kernel.findings]
+        return sorted(found, key=lambda one: -_saved(one[1]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as one JSON document (docs/reference/memory.schema.json)."""
+        return {
+            "schema": SCHEMA,
+            "launches": {"seen": self.seen, "analysed": self.analysed, "skipped": dict(self.skipped)},
+            "waits": sum(one.waits for one in self.results),
+            "unpatched_modules": sum(one.unpatched for one in self.results),
+            "problems": self.problems,
+            "processes": [_process(result) for result in self.results],
+            "gpu_kernels": [kernel.as_dict() for kernel in self.kernels],
+            "tensors": [tensor.as_dict() for tensor in self.tensors],
+            "ranges": [
+                {"pid": pid, "address": address, "accesses": count} for (pid, address), count in self.ranges.items()
+            ],
+            "timeline": [_event(result, launch) for result, launch, _ in self.timeline.launches],
+        }
+
+
+def _saved(finding: MemoryFinding) -> int:
+    return -1 if finding.predicted is None else finding.measured - finding.predicted
+
+
+def _process(result: ProcessResult) -> dict[str, Any]:
     return {
-        "schema": SCHEMA,
-        "launches": {"seen": sum(one.seen for one in chosen), "analysed": len(launches), "skipped": dict(skipped)},
-        "waits": sum(one.waits for one in chosen),
-        "unpatched_modules": sum(one.unpatched for one in chosen),
-        "problems": sorted({problem for one in chosen for problem in one.problems}),
-        "gpu_kernels": [kernel.as_dict() for kernel in by_kernel(launches)],
+        "pid": result.pid,
+        "command": list(result.command),
+        "launches": {"seen": result.seen, "analysed": len(result.launches), "skipped": dict(result.skipped)},
+        "not_counted": list(result.not_counted),
+        "clock": None if result.clock is None else result.clock.as_dict(),
     }
 
 
-def as_text(results: Iterable[ProcessResult]) -> str:
-    """Return the report as text."""
-    chosen = list(results)
-    launches = [launch for result in chosen for launch in result.launches]
-    seen = sum(result.seen for result in chosen)
-    lines = [f"memory analysis: {len(launches)} of {seen} launches of GPU kernels analysed"]
-    for kernel in by_kernel(launches):
-        lines += _kernel_lines(kernel)
-    return "\n".join(lines)
-
-
-def _kernel_lines(kernel: KernelMemory) -> Iterator[str]:
-    yield ""
-    yield f"{short_name(kernel.name)}  ({kernel.launches} launches)"
-    for source, count in kernel.sources[:MOST_SOURCES]:
-        yield f"  from {source}  ({count})"
-    for kind, access in kernel.accesses.global_.items():
-        if access.requests:
-            efficiency = formulas.coalescing_efficiency([access])
-            used = "" if efficiency is None else f", {efficiency:.0%} of the bytes moved asked for"
-            yield (
-                f"  global {kind}: {access.requests} requests, {access.lanes / access.requests:.1f} lanes and"
-                f" {access.sectors / access.requests:.1f} sectors each{used}"
-            )
-    for kind, shared in kernel.accesses.shared.items():
-        if shared.requests:
-            yield (
-                f"  shared {kind}: {shared.requests} requests, {shared.wavefronts} wavefronts,"
-                f" {shared.conflicts} of them bank conflicts"
-            )
-    for finding in kernel.findings:
-        yield f"  ! {finding.title}"
-        yield f"    {finding.suggestion}"
+def _event(result: ProcessResult, launch: Launch) -> dict[str, Any]:
+    hottest = hottest_tensor(result, launch)
+    return {
+        "pid": result.pid,
+        "symbol": launch.name,
+        "stream": launch.stream,
+        "grid": list(launch.grid),
+        "block": list(launch.block),
+        "module": launch.caller.module,
+        "span": launch.caller.span,
+        "launched_unix_nano": launch.caller.time_unix_nano,
+        "begin_unix_nano": launch.begin_unix_nano or None,
+        "end_unix_nano": launch.end_unix_nano or None,
+        "sectors": sectors(launch.accesses),
+        "working_set": launch.working_set,
+        "hottest_tensor": None if hottest is None else {"tensor": hottest[0], "share": hottest[1]},
+    }
