@@ -30,7 +30,7 @@ from pasta_otel.gpu.memory.sanitizer import (
     StreamData,
     Synchronize,
 )
-from pasta_otel.gpu.memory.selection import Selection
+from pasta_otel.gpu.memory.selection import Chooser, Selection
 from pasta_otel.gpu.memory.slabs import Context, Device, Region, Slab, StreamRegions
 from pasta_otel.gpu.memory.tool import LaunchInfo, Record, Tool
 
@@ -49,6 +49,32 @@ class Allocations(Protocol):
         """Note that one is gone."""
 
 
+class Blocks(Protocol):
+    """Parts of the program that want launches for themselves; every call comes under the collector's lock."""
+
+    def refusal(self, number: int, name: str, /) -> str:
+        """Return why nobody wants this launch; empty = it is analysed."""
+
+    def analysed(self, launch: LaunchInfo, result: Any, /) -> bool:
+        """Take a launch that was wanted; True = it need not be kept for the process as a whole."""
+
+    def lost(self, number: int, reason: str, /) -> None:
+        """Note that a launch that was wanted will not come."""
+
+
+class _NoBlocks:
+    """The whole program is analysed."""
+
+    def refusal(self, _number: int, _name: str, /) -> str:
+        return ""
+
+    def analysed(self, _launch: LaunchInfo, _result: Any, /) -> bool:
+        return False
+
+    def lost(self, _number: int, _reason: str, /) -> None:
+        pass
+
+
 class Collector:
     """The receiver of the Sanitizer's callbacks.
 
@@ -60,6 +86,7 @@ class Collector:
         on_problem: Is told once for each thing that keeps a context, module or launch from being analysed.
         who: Says who is launching, in its thread.
         allocations: Is told of device memory.
+        blocks: Parts of the program that want launches for themselves.
 
     Attributes:
         active: Whether launches are analysed now.
@@ -80,8 +107,10 @@ class Collector:
         on_problem: Callable[[str], None] = lambda _: None,
         who: Callable[[], Caller] = caller,
         allocations: Allocations | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
         self._device, self._patch, self._selection, self._on_problem = device, patch, selection, on_problem
+        self._blocks, self._chooser = blocks or _NoBlocks(), Chooser(selection)
         self._who, self._tool, self._allocations = who, tool, allocations
         self.slab_slots = min(MOST_SLOTS, max(1, selection.device_bytes // (LEAST_SLABS * tool.slot_bytes)))
         self.slab_bytes = self.slab_slots * tool.slot_bytes
@@ -91,8 +120,6 @@ class Collector:
         self._patching = threading.Lock()  # the API wants patching serialised; no launch waits for this one
         self._open: dict[int, list[Slab]] = {}
         self._in_graph: set[int] = set()
-        self._of_name: Counter[str] = Counter()
-        self._chosen = 0
         self._problems: set[str] = set()
         self.active = True
         self.launches: list[tuple[LaunchInfo, Any]] = []
@@ -196,24 +223,27 @@ class Collector:
         name = (data.name or b"?").decode(errors="replace")
         with self._lock:
             self.seen += 1
-            reason = self._refusal(context, name)
+            count = self.seen
+            reason = self._refusal(context, count, name)
             if reason or context is None:
                 self.skipped[reason] += 1
                 return
         held = self._slab(context, data)
         if held is None:
+            self._lose("device_memory", count)
             return
         slab, index = held
         launcher = self._who()
         with self._lock:
             number = context.streams.setdefault(data.stream_handle, len(context.streams))
             regions = context.regions.setdefault(data.stream_handle, {})
-            slab.pending[index] = LaunchInfo(name, tuple(data.grid), tuple(data.block), number, launcher, graph)
+            shape = (tuple(data.grid), tuple(data.block))
+            slab.pending[index] = LaunchInfo(name, *shape, number, launcher, graph, count)
         try:
             self._fill(data, slab, slab.address + index * self._tool.slot_bytes, regions)
         except PastaError as error:
             slab.pending[index] = None
-            self._lose("slot")
+            self._lose("slot", count)
             self._report(f"a launch cannot be analysed: {error}")
 
     def _fill(self, data: LaunchData, slab: Slab, slot: int, regions: dict[str, Region]) -> None:
@@ -224,20 +254,15 @@ class Collector:
             memory.write(slot, header)
         self._device.give_slot(data, slot)
 
-    def _refusal(self, context: Context | None, name: str) -> str:
-        if not self.active:
-            return "inactive"
-        if context is None or context.refused:
-            return "context"
-        if not self._selection.matches(name):
-            return "name"
-        self._of_name[name] += 1
-        if (self._of_name[name] - 1) % self._selection.every:
-            return "sample"
-        if self._chosen >= self._selection.count:
-            return "count"
-        self._chosen += 1
-        return ""
+    def _refusal(self, context: Context | None, number: int, name: str) -> str:
+        reason = self._blocks.refusal(number, name) if self.active else "inactive"
+        if reason:
+            return reason
+        refused = context is None or context.refused
+        reason = "context" if refused else self._chooser.refusal(name)
+        if reason:
+            self._blocks.lost(number, reason)
+        return reason
 
     def _slab(self, context: Context, data: LaunchData) -> tuple[Slab, int] | None:
         """Return the stream's slab and a place in it, held open for this thread."""
@@ -249,7 +274,6 @@ class Collector:
                 context.full.append(context.filling.pop(data.stream_handle))
         slab = self._unused(context, data.context)
         if slab is None:
-            self._lose("device_memory")
             return None
         self._device.clear(slab.address, self.slab_bytes, data.stream_handle)
         with self._lock:
@@ -319,7 +343,7 @@ class Collector:
         try:
             raw = self._device.read(slab.address, len(pending) * size, slab.stream)
         except PastaError as error:
-            self._lose("unreadable", len(pending))
+            self._lose("unreadable", *(launch.number for launch in pending if launch is not None))
             self._report(f"results are lost: {error}")
             return
         slab.sources.clear()
@@ -331,19 +355,22 @@ class Collector:
         try:
             result = self._tool.decode(record)
         except Exception as error:  # noqa: BLE001 - a user's own tool: one launch is lost, not the rest
-            self._lose("undecodable")
+            self._lose("undecodable", record.launch.number)
             self._report(f"{self._tool.name}: {type(error).__name__}: {error}")
             return
         if result is None:
-            self._lose("not_run")
+            self._lose("not_run", record.launch.number)
             return
         with self._lock:
-            self.launches.append((record.launch, result))
+            if not self._blocks.analysed(record.launch, result):
+                self.launches.append((record.launch, result))
 
-    def _lose(self, reason: str, launches: int = 1) -> None:
+    def _lose(self, reason: str, *numbers: int) -> None:
         with self._lock:
-            self.skipped[reason] += launches
-            self._chosen -= launches
+            self.skipped[reason] += len(numbers)
+            self._chooser.chosen -= len(numbers)
+            for number in numbers:
+                self._blocks.lost(number, reason)
 
     def finish(self) -> None:
         """Read all slots that are still on the devices; a launch still open then did not take place."""

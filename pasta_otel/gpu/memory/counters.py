@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from pasta_otel.gpu.memory import slots
-from pasta_otel.gpu.memory.model import Tensor
-from pasta_otel.gpu.memory.tool import Instruction, Record, StreamMemory, Tool
+from pasta_otel.gpu.memory.tool import Instruction, Record, StreamMemory, TensorTable, Tool
 
 _ALL_BITS = (1 << 64) - 1
-
-
-class TensorTable(Protocol):
-    """Where tensors lie, at any moment."""
-
-    @property
-    def version(self) -> int:
-        """Return a number that changes whenever the table would."""
-
-    def table(self) -> bytes:
-        """Return how many, begins in ascending order, ends, numbers: as ``kernels/memory.cu`` reads them."""
-
-    def touched(self, numbers: Iterable[int], /) -> None:
-        """Keep what is known of these tensors."""
-
-    def describe(self, numbers: Iterable[int], /) -> list[Tensor]:
-        """Return what is known of tensors, also of those that are gone."""
 
 
 @dataclass(frozen=True, slots=True)

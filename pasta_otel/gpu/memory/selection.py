@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -58,3 +59,28 @@ class Selection:
         values = dict(document)
         values["names"] = tuple(values["names"])  # type: ignore[arg-type]  # written by to_json
         return cls(**values)  # type: ignore[arg-type]
+
+
+class Chooser:
+    """Applies a selection to launches in their order.
+
+    Args:
+        selection: Which are wanted.
+    """
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        self._of_name: Counter[str] = Counter()
+        self.chosen = 0
+
+    def refusal(self, name: str) -> str:
+        """Return why a launch is not analysed; empty = it is chosen."""
+        if not self._selection.matches(name):
+            return "name"
+        self._of_name[name] += 1
+        if (self._of_name[name] - 1) % self._selection.every:
+            return "sample"
+        if self.chosen >= self._selection.count:
+            return "count"
+        self.chosen += 1
+        return ""

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pasta_otel.errors import MissingError
+from pasta_otel.gpu.memory.blocks import OpenBlocks, Part
+from pasta_otel.gpu.memory.callers import Caller, caller, no_module
 from pasta_otel.gpu.memory.collector import Collector
+from pasta_otel.gpu.memory.follow import follow
+from pasta_otel.gpu.memory.layers import Layers
 from pasta_otel.gpu.memory.sanitizer import Sanitizer
 from pasta_otel.gpu.memory.selection import Selection
+from pasta_otel.gpu.memory.tensors import Tensors
 from pasta_otel.gpu.memory.tool import LaunchInfo, Tool, load_tool
 
 INJECTED = "CUDA_INJECTION64_PATH"
@@ -55,19 +61,35 @@ class Session:
 
     Args:
         job: What to do.
+        tool: Instead of the job's.
+        keep: Whether launches are kept for the process as a whole, beside what blocks of it get.
 
     Raises:
         MissingError: The library cannot be used, or CUPTI is active.
         InputError: The tool is none.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, tool: Tool[Any] | None = None, *, keep: bool = True) -> None:
         self.job = job
-        self.tool: Tool[Any] = load_tool(job.tool, job.options)
+        self.tool: Tool[Any] = load_tool(job.tool, job.options) if tool is None else tool
+        self._blocks, self._switch = OpenBlocks(required=job.regions, keep=keep), threading.Lock()
+        self._tensors = Tensors()
+        self._layers: Layers | None = None
+        if self.tool.tensors is None:
+            self.tool.tensors = self._tensors
         self._sanitizer = Sanitizer(job.library, self.tool.functions, self.tool.optional_functions)
-        self.collector = Collector(self._sanitizer, job.patch, job.selection, self.tool)
-        self.collector.active = not job.regions
+        self.collector = Collector(
+            self._sanitizer,
+            job.patch,
+            job.selection,
+            self.tool,
+            who=self._who,
+            allocations=self._tensors,
+            blocks=self._blocks,
+        )
+        self.collector.active = self._blocks.active
         self._owner = os.getpid()
+        self._finished = False
 
     def start(self, environ: Mapping[str, str] = os.environ) -> None:
         """Begin; must come before CUDA is initialised.
@@ -79,6 +101,28 @@ class Session:
         if environ.get(INJECTED):
             raise MissingError(f"not available, CUPTI is active: {INJECTED}={environ[INJECTED]}")
         self._sanitizer.subscribe(self.collector.on_event)
+        self._layers = follow(self._tensors)
+        _started.append(self)
+
+    def _who(self) -> Caller:
+        return caller(no_module if self._layers is None else self._layers.current)
+
+    @property
+    def here(self) -> bool:
+        """Return whether this process is the analysed one, and not a forked child of it, and it has not ended."""
+        return os.getpid() == self._owner and not self._finished
+
+    def open(self, part: Part) -> None:
+        """Begin a block of the program that is analysed for itself."""
+        with self._switch:
+            self._blocks.open(part)
+            self.collector.active = True
+
+    def close(self, part: Part) -> None:
+        """End a block; what it launched still comes in."""
+        with self._switch:
+            self._blocks.close(part)
+            self.collector.active = self._blocks.active
 
     def finish(self) -> dict[str, Any] | None:
         """End, and return the results; None in a forked child, which has our handlers, but no CUDA."""
@@ -88,24 +132,44 @@ class Session:
             self.collector.finish()
         finally:
             self._sanitizer.stop()
+            self._finished = True
         return self.document()
 
-    def document(self) -> dict[str, Any]:
-        """Return the results so far as JSON-compatible data."""
+    @property
+    def problems(self) -> list[str]:
+        """Return what went wrong, each once."""
+        return sorted({*self.collector.problems, *(() if self._layers is None else self._layers.problems)})
+
+    def document(self, part: Part | None = None) -> dict[str, Any]:
+        """Return the results so far as JSON-compatible data.
+
+        Args:
+            part: Only what this block of the program got.
+        """
         collector = self.collector
+        of = collector if part is None else part
         counts = {
             "tool": self.tool.name,
-            "seen": collector.seen,
+            "seen": of.seen,
             "waits": collector.waits,
             "unpatched": collector.unpatched,
-            "skipped": dict(collector.skipped),
+            "skipped": dict(of.skipped),
             "not_counted": sorted(self._sanitizer.unknown),
         }
-        launches = [_launch(launch, self.tool.as_json(result)) for launch, result in list(collector.launches)]
+        launches = list(self._plain(list(of.launches)))
         tables = self.tool.tables()
-        return {**counts, "problems": collector.problems, "command": sys.argv[:1], "launches": launches, **tables}
+        return {**counts, "problems": self.problems, "command": sys.argv[:1], "launches": launches, **tables}
+
+    def _plain(self, launches: Iterable[tuple[LaunchInfo, Any]]) -> Iterable[dict[str, Any]]:
+        for launch, result in launches:
+            head = {key: getattr(launch, key) for key in ("number", "name", "grid", "block", "stream", "graph")}
+            yield {**head, **asdict(launch.caller), "result": self.tool.as_json(result)}
 
 
-def _launch(launch: LaunchInfo, result: Mapping[str, Any]) -> dict[str, Any]:
-    head = {key: getattr(launch, key) for key in ("name", "grid", "block", "stream", "graph")}
-    return {**head, **asdict(launch.caller), "result": result}
+_started: list[Session] = []
+"""At most one: the Sanitizer has one subscriber a process, and patched modules outlive every block."""
+
+
+def running() -> Session | None:
+    """Return the analysis of this process; None where there is none, in a forked child, and after the end."""
+    return next((session for session in _started if session.here), None)

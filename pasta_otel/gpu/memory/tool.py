@@ -10,15 +10,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from pasta_otel.errors import InputError
 from pasta_otel.gpu.memory.callers import NOBODY, Caller
+
+if TYPE_CHECKING:
+    from pasta_otel.gpu.memory.model import Tensor  # imports numpy
 
 
 class Instruction(IntEnum):
@@ -62,6 +65,7 @@ class LaunchInfo:
         stream: Number of the stream, in order of first use within the CUDA context.
         caller: Who launched it, and when.
         graph: Whether a CUDA graph launched it.
+        number: Its place among all launches of the process, from 1 on.
     """
 
     name: str
@@ -70,6 +74,7 @@ class LaunchInfo:
     stream: int
     caller: Caller = NOBODY
     graph: bool = False
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,23 @@ class StreamMemory(Protocol):
         """Return the device address of some content, copied there in the stream's order where the version is new."""
 
 
+class TensorTable(Protocol):
+    """Where tensors lie, at any moment."""
+
+    @property
+    def version(self) -> int:
+        """Return a number that changes whenever the table would."""
+
+    def table(self) -> bytes:
+        """Return how many, begins in ascending order, ends, numbers: as ``kernels/memory.cu`` reads them."""
+
+    def touched(self, numbers: Iterable[int], /) -> None:
+        """Keep what is known of these tensors."""
+
+    def describe(self, numbers: Iterable[int], /) -> list[Tensor]:
+        """Return what is known of tensors, also of those that are gone."""
+
+
 class Tool(ABC, Generic[Out]):
     """One analysis.
 
@@ -106,6 +128,7 @@ class Tool(ABC, Generic[Out]):
             launches that were not chosen.
         optional: The same, where an older Sanitizer or an older GPU may not know the instruction.
         slot_bytes: Device memory of one launch; a multiple of 8, zero before the launch.
+        tensors: Where tensors lie, for ``header``; set before the first launch of an analysed program.
     """
 
     name: ClassVar[str]
@@ -113,6 +136,7 @@ class Tool(ABC, Generic[Out]):
     patches: ClassVar[Mapping[int, str]]
     optional: ClassVar[Mapping[int, str]] = {}
     slot_bytes: int
+    tensors: TensorTable | None = None
 
     @abstractmethod
     def decode(self, record: Record) -> Out | None:
