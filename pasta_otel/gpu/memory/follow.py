@@ -33,7 +33,12 @@ def follow(tensors: Tensors, modules: dict[str, ModuleType] | None = None) -> La
     torch = FollowTorch(tensors, place, layers.report, modules)
     cupy = FollowCupy(tensors, place, layers.report, modules)
     switch = HookSwitch(layers, modules)
-    _once_there(TORCH, modules, switch.activate, layers)
+
+    def hook_modules() -> None:
+        layers.bind(modules[TORCH])
+        switch.activate()
+
+    _once_there(TORCH, modules, hook_modules, layers)
     _once_there(TORCH, modules, torch.start, layers)
     _once_there(CUPY, modules, cupy.start, layers)
     return layers

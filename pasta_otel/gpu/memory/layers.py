@@ -95,10 +95,16 @@ class Layers:
         self._names, self._modules = names or ModuleNames(), sys.modules if modules is None else modules
         self._parameters = Parameters(tensors, device_type)
         self._local, self._threads, self._forgotten = _Local(), list[_Steps](), 0
+        self._places: weakref.WeakKeyDictionary[Any, ModuleNode] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self.epoch = 0
         self.problems: set[str] = set()
-        self.before, self.after = _hooks(self)
+        self.before, self.after = _hooks(self, _never)
+
+    def bind(self, torch: Any) -> None:
+        """Make the hooks anew, so that the compiler of this torch sees nothing in them."""
+        compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+        self.before, self.after = _hooks(self, compiling or _never)
 
     def current(self) -> str:
         """Return the qualified name of the module that this thread works for; empty where there is none.
@@ -128,12 +134,18 @@ class Layers:
         if stack:
             outside = stack[-1][1]
             found = outside.children.get(id(module))
-            node = found if found is not None and found.module() is module else outside.add(module)
+            node = found if found is not None and found.module() is module else self._add(outside, module)
         else:
-            node = self._names.root(module)
+            node = self._places.get(module) or self._names.root(module)
             self._parameters.name(module, node)
         stack.append((module, node, self.epoch))
         self._step()
+
+    def _add(self, outside: ModuleNode, module: Any) -> ModuleNode:
+        """Return a new node, whose name holds where the module is called by itself too (recomputed activations)."""
+        node = outside.add(module)
+        self._places.setdefault(module, node)
+        return node
 
     def leave(self, module: Any) -> None:
         """Note that a module's call ends in this thread; calls inside it that did not, have ended too."""
@@ -181,22 +193,33 @@ class Layers:
         node = None if current is None else current()
         if node is None:
             return ""
-        variable = getattr(node, "variable", None)
-        if variable is not None:  # AccumulateGrad: has no number
-            return self._parameters.module_of(variable)
+        if type(node).__name__ == "AccumulateGrad":  # belongs to a parameter, and has no number
+            return self._parameters.module_of(node.variable)
         number = node._sequence_nr()
         found = {steps.at(number) for steps in tuple(self._threads)} - {None}
         return found.pop() or "" if len(found) == 1 and number >= self._forgotten else ""
 
 
-def _hooks(layers: Layers) -> tuple[Callable[[Any, Any], None], Callable[[Any, Any, Any], None]]:
+def _never() -> bool:
+    return False
+
+
+def _hooks(
+    layers: Layers, compiling: Callable[[], bool]
+) -> tuple[Callable[[Any, Any], None], Callable[[Any, Any, Any], None]]:
+    # HookSwitch takes them out while torch compiles, unless ``torch._dynamo.reset()`` has just forgotten its callbacks;
+    # then dynamo reads them, as they are, into the graph: the first line ends them there.
     def before(module: Any, _arguments: Any) -> None:
+        if compiling():
+            return
         try:
             layers.enter(module)
         except Exception as error:  # noqa: BLE001 - the program goes on
             layers.report(error)
 
     def after(module: Any, _arguments: Any, _result: Any) -> None:
+        if compiling():
+            return
         try:
             layers.leave(module)
         except Exception as error:  # noqa: BLE001 - as above
