@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -39,13 +40,12 @@ class FollowCupy:
     ) -> None:
         self._tensors, self._place, self._report = tensors, place, report
         self._modules = sys.modules if modules is None else modules
-        self._hooks: Any = None
         self._hook: Any = None
 
     def start(self) -> None:
         """Begin to follow, in this thread and in those yet to be started."""
-        self._hooks = self._modules.get(HOOKS) or import_module(HOOKS)
-        self._hook = _hook_class(self._hooks.MemoryHook)(self._tensors, self._place, self._report)
+        hooks: Any = self._modules.get(HOOKS) or import_module(HOOKS)
+        self._hook = _hook_class(hooks.MemoryHook)(self._tensors, self._place, self._report)
         self.follow_thread()
         if threading.getprofile() is None:  # else somebody else needs that place: their threads are not followed
             threading.setprofile(self._thread_begins)
@@ -53,8 +53,9 @@ class FollowCupy:
             self._report("CuPy's memory is followed in one thread only: there is another profile function")
 
     def follow_thread(self) -> None:
-        """Put the hook into the calling thread."""
-        self._hooks.get_memory_hooks().setdefault(NAME, self._hook)
+        """Put the hook into the calling thread, to stay there."""
+        with suppress(KeyError):  # it is there
+            self._hook.__enter__()
 
     def _thread_begins(self, *_: object) -> None:
         sys.setprofile(None)
