@@ -256,12 +256,18 @@ def _padding(accesses: Accesses, kind: str) -> _Advice:
     left = _saved(most, classes[_IRREGULAR], worst)
     return _Advice(
         f"; lanes are {worst.stride:,} elements of {worst.width} bytes apart in the worst request",
-        f"pad rows from {worst.stride:,} to {row:,} elements of {worst.width} bytes, or swizzle columns (column ^ row)",
+        f"pad rows from {worst.stride:,} to {row:,} elements of {worst.width} bytes, or {_instead(worst.stride)}",
         left or None,
         worst.stride,
         worst.width,
         row,
     )
+
+
+def _instead(stride: int) -> str:
+    if stride in FIELDS:
+        return f"keep the {stride} elements of each structure in arrays of their own"
+    return "swizzle columns (column ^ row)"
 
 
 def _divergence(accesses: Accesses) -> Iterator[MemoryFinding]:

@@ -10,7 +10,7 @@ from typing import Any
 from pasta_otel.gpu.memory.model import Launch, Tensor
 from pasta_otel.gpu.memory.results import ProcessResult
 from pasta_otel.gpu.memory.slots import OTHER
-from pasta_otel.gpu.memory.words import duration
+from pasta_otel.gpu.memory.words import duration, steps
 
 COLUMNS = 60
 _LEAST_FILLED = 0.5
@@ -172,9 +172,9 @@ def _by_time(times: Sequence[int], columns: int) -> list[int] | None:
     return places if len(set(places)) >= _LEAST_FILLED * columns else None
 
 
-def _time_ticks(times: Sequence[int], columns: int, most: int = 6) -> tuple[tuple[float, str], ...]:
-    span = times[-1] - times[0]
-    return tuple((columns * n / most, duration(span * n // most)) for n in range(most + 1))
+def _time_ticks(times: Sequence[int], columns: int) -> tuple[tuple[float, str], ...]:
+    span = times[-1] - times[0] + 1
+    return tuple((columns * at / span, duration(at)) for at in steps(span))
 
 
 def _order_ticks(times: Sequence[int], columns: int, most: int = 6) -> tuple[tuple[float, str], ...]:

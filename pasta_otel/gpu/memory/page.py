@@ -30,6 +30,7 @@ svg text{font-size:11.5px;fill:#1c2733}svg text.quiet{fill:#5d6b7a}
 table{border-collapse:collapse;width:100%}
 th,td{text-align:left;padding:.35em .6em;border-bottom:1px solid #dde3ea;vertical-align:top}
 th{color:#5d6b7a;font-weight:600}.n{text-align:right;white-space:nowrap}
+th:first-child{width:45%}
 code{font-size:12px;overflow-wrap:anywhere}ul{margin:.3em 0;padding-left:1.2em}
 </style></head><body>"""
 
@@ -91,7 +92,7 @@ def _finding(kernel: KernelMemory, finding: MemoryFinding) -> str:
     named = (("layer", finding.module), ("line", finding.source), ("tensor", finding.tensor))
     place = ", ".join(f"{what} <code>{markup(word)}</code>" for what, word in named if word)
     return (
-        f"<b>{markup(short_name(kernel.name))}</b>: {markup(finding.title)}.<br/>{markup(finding.suggestion)}."
+        f"<b>{markup(short_name(kernel.name))}</b>: {markup(finding.title)}.<br/>→ {markup(finding.suggestion)}."
         f'<br/><span class="quiet">{gain}{place}</span>'
     )
 
@@ -216,9 +217,7 @@ def _working_set(report: MemoryReport) -> Iterator[str]:
     if not any(most.values()):
         yield "<p>Hotness was not counted.</p>"
         return
-    top = max(most.values())
-    labels = [(top * share, size(top * share)) for share in (0.25, 0.5, 0.75, 1)]
-    yield columns_over_time(most, _axis(report), "working set", labels)
+    yield columns_over_time(most, _axis(report), "working set")
 
 
 def _table(kernels: Sequence[KernelMemory]) -> Iterator[str]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from pasta_otel.gpu.memory.hot import Row
-from pasta_otel.gpu.memory.words import clip, markup, short_number
+from pasta_otel.gpu.memory.words import clip, markup, short_number, size, steps
 
-WIDTH, LEFT, RIGHT = 1100, 330, 20
+WIDTH, LEFT, RIGHT = 1100, 390, 20
 PLOT = WIDTH - LEFT - RIGHT
 ROW, AXIS = 17, 34
-LABEL = 52
+LABEL = 62
 """Characters that fit left of the plot."""
 SHADES = ("#e3eef9", "#c0daef", "#93c1e3", "#5fa2d3", "#337fbf", "#165ba3", "#083a77")
 """One hue from little to much, readable in grey too."""
@@ -82,8 +82,7 @@ def heat_map(rows: Sequence[HeatRow], axis: Axis, unit: str) -> str:
         axis: What runs from left to right.
         unit: Of the numbers.
     """
-    most = max((number for one in rows for number in one.row.values()), default=1)
-    scale = _Shades(most)
+    scale = _Shades(number for one in rows for number in one.row.values())
     bottom = ROW * len(rows)
 
     def parts() -> Iterator[str]:
@@ -98,18 +97,20 @@ def heat_map(rows: Sequence[HeatRow], axis: Axis, unit: str) -> str:
 
 
 class _Shades:
-    """Steps of equal ratio from the greatest number down, a factor of four each."""
+    """Steps of equal ratio from the greatest number down to the smallest, but of a factor of four at most."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, numbers: Iterable[int]) -> None:
+        drawn = [number for number in numbers if number > 0] or [1]
+        self._most = max(drawn)
+        self._ratio: float = max(1.0001, min(4.0, (self._most / min(drawn)) ** (1 / len(SHADES))))
 
     def __call__(self, number: int) -> int:
-        below = math.log(self.most / number, 4) if number < self.most else 0.0
+        below: float = math.log(self._most / number) / math.log(self._ratio)
         return max(0, len(SHADES) - 1 - int(below))
 
     def least(self, shade: int) -> int:
         """Return the smallest number that has a shade."""
-        return math.floor(self.most / 4.0 ** (len(SHADES) - shade)) + 1
+        return math.floor(self._most / self._ratio ** (len(SHADES) - shade)) + 1
 
 
 def _cells(one: HeatRow, y: float, columns: int, scale: _Shades, unit: str) -> Iterator[str]:
@@ -172,10 +173,9 @@ def stacked_bars(bars: Sequence[Bar], unit: str, good: str, bad: str) -> str:
                 f"{hint}</rect>"
             )
             yield _text(LEFT + first + second + 6, y + 12, bar.text, "start")
-        ticks = [(share, f"{short_number(most * share)}") for share in (0, 0.25, 0.5, 0.75, 1)]
         yield f'<line class="axis" x1="{LEFT}" x2="{LEFT + room}" y1="{bottom}" y2="{bottom}"/>'
-        for share, label in ticks:
-            yield _text(LEFT + room * share, bottom + 15, label, "mid")
+        for place in steps(most):
+            yield _text(LEFT + room * place / most, bottom + 15, short_number(place), "mid")
         yield _text(LEFT + room / 2, bottom + AXIS - 2, unit, "mid quiet")
         for place, (colour, label) in enumerate(((GOOD, good), (BAD, bad))):
             x = LEFT + 250 * place
@@ -185,31 +185,31 @@ def stacked_bars(bars: Sequence[Bar], unit: str, good: str, bad: str) -> str:
     return _svg(bottom + AXIS + 30, f"bars: {unit}", parts())
 
 
-def columns_over_time(values: Row, axis: Axis, unit: str, labels: Sequence[tuple[float, str]]) -> str:
+def columns_over_time(values: Row, axis: Axis, title: str) -> str:
     """Return columns over time.
 
     Args:
         values: Bytes by column.
         axis: What runs from left to right.
-        unit: What the vertical axis says.
-        labels: Values with a line, and what stands beside; the last is the greatest shown.
+        title: What the vertical axis says.
     """
     height, top = 160, 8
-    most = labels[-1][0]
+    most = max(values.values())
+    unit = next(unit for unit in (1 << 30, 1 << 20, 1 << 10, 1) if most >= unit)
     width = PLOT / axis.columns
 
     def parts() -> Iterator[str]:
-        for value, label in labels:
+        for value in steps(most, 4, unit):
             y = top + height * (1 - value / most)
             yield f'<line class="grid" x1="{LEFT}" x2="{LEFT + PLOT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            yield _text(LEFT - 6, y + 4, label, "left")
-        yield _text(LEFT - 90, top + height / 2, unit, "left quiet")
+            yield _text(LEFT - 6, y + 4, size(value), "left")
+        yield _text(LEFT - 90, top + height / 2, title, "left quiet")
         for column, value in sorted(values.items()):
             tall = height * value / most
             yield (
                 f'<rect x="{LEFT + column * width + 0.5:.1f}" y="{top + height - tall:.1f}" width="{width - 1:.1f}"'
-                f' height="{tall:.1f}" fill="{LINE}"><title>{value:,} bytes</title></rect>'
+                f' height="{tall:.1f}" fill="{LINE}"><title>{size(value)}</title></rect>'
             )
         yield from _ticks(top + height, axis)
 
-    return _svg(top + height + AXIS + 8, f"columns: {unit} by {axis.title}", parts())
+    return _svg(top + height + AXIS + 8, f"columns: {title} by {axis.title}", parts())

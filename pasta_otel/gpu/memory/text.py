@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 from pasta_otel.gpu.classes import short_name
@@ -12,13 +13,29 @@ from pasta_otel.gpu.memory.words import clip, duration, size
 
 MOST_KERNELS, MOST_FIRST, MOST_TENSORS, MOST_WORDS = 20, 5, 10, 3
 """What the text shows of each; the JSON has all."""
-WIDTH = 72
+COLUMNS = 110
+WIDTH = 60
 """Longest name."""
 
 
 def as_text(report: MemoryReport) -> str:
     """Return the report as text."""
-    return "\n".join([*_head(report), *_first(report), *_kernels(report), *_tensors(report)])
+    return "\n".join(folded for line in _lines(report) for folded in _folded(line))
+
+
+def _lines(report: MemoryReport) -> Iterator[str]:
+    yield from _head(report)
+    yield from _first(report)
+    yield from _kernels(report)
+    yield from _tensors(report)
+
+
+def _folded(line: str) -> list[str]:
+    """Return a line as several, the further ones behind the indentation of the first and two more."""
+    indent = " " * (len(line) - len(line.lstrip(" ")) + 2)
+    if len(line) <= COLUMNS:
+        return [line]
+    return textwrap.wrap(line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _name(text: str) -> str:
@@ -68,6 +85,7 @@ def _place(finding: MemoryFinding) -> str:
 
 def _kernels(report: MemoryReport) -> Iterator[str]:
     every = sum(kernel.sectors for kernel in report.kernels) or 1
+    told = [finding for _, finding in report.findings[:MOST_FIRST]]
     for kernel in report.kernels[:MOST_KERNELS]:
         yield ""
         yield f"{_name(short_name(kernel.name))}  ({', '.join(_facts(kernel, every))})"
@@ -77,6 +95,9 @@ def _kernels(report: MemoryReport) -> Iterator[str]:
         yield from _accesses(kernel)
         for finding in kernel.findings:
             yield f"  ! {finding.title}"
+            if finding in told:
+                yield "    -> see above"
+                continue
             yield f"    -> {finding.suggestion}"
             if finding.predicted is not None:
                 yield f"    {_gain(finding).removeprefix(', ')}"
