@@ -137,7 +137,7 @@ def test_a_program_without_launches_has_every_output():
 def test_results_of_other_tools_and_of_processes_that_failed_are_told_apart(tmp_path):
     (tmp_path / "7.json").write_text(json.dumps(document([launch("k", PLAIN)])))
     (tmp_path / "8.json").write_text(json.dumps({**document([]), "tool": "mine", "launches": [{"result": 3}]}))
-    failed = {"seen": 0, "skipped": {}, "waits": 0, "unpatched": 0, "launches": [], "problems": ["no GPU"]}
+    failed = {"tool": "", "seen": 0, "skipped": {}, "waits": 0, "unpatched": 0, "launches": [], "problems": ["no GPU"]}
     (tmp_path / "9.json").write_text(json.dumps(failed))
     (tmp_path / "9.part").write_text("{")
     results = read_results(tmp_path)

@@ -77,7 +77,8 @@ def read_results(folder: Path) -> list[ProcessResult]:
         for path in sorted(folder.glob("*.json"))
         if path.stem.isdecimal()
     )
-    return [read_document(pid, content) for pid, content in documents if content.get("tool", TOOL) == TOOL]
+    # a process that could not be analysed names no tool
+    return [read_document(pid, content) for pid, content in documents if content.get("tool") in {None, "", TOOL}]
 
 
 def _compact(item: dict[str, Any]) -> dict[str, Any]:
