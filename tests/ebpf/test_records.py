@@ -22,7 +22,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from pasta_otel.ebpf import layout
 from pasta_otel.ebpf.elf import NotElfError, function_offsets
-from pasta_otel.ebpf.probes import BPF_FOLDER
+from pasta_otel.ebpf.probes import BPF_FOLDER, load_probes
 from pasta_otel.ebpf.process_context import context_address, decode, read_context
 from pasta_otel.ebpf.return_probes import return_probes_refusal
 from pasta_otel.ebpf.ring import HEADER, PAGE, Ring
@@ -399,8 +399,6 @@ def aggregate(**changes) -> layout.Aggregate:
 
 
 def host_spans(limit: int = 200) -> HostSpans:
-    from pasta_otel.ebpf.probes import load_probes
-
     apis = {api.number: api for probe in load_probes() for api in probe.apis}
     return HostSpans(apis, lambda _: "svc", limit)
 
@@ -487,3 +485,17 @@ def test_slots_are_private_memory_that_a_child_cannot_write_into(published):
     assert isinstance(published.table.memory, mmap.mmap)
     assert published.table.address == ctypes.addressof(ctypes.c_char.from_buffer(published.table.memory))
     assert json.dumps(published.table.slots)
+
+
+def test_every_probed_driver_function_is_one_of_the_stand_in_with_all_its_copies(standin):
+    names = [symbol for probe in load_probes() if probe.library for api in probe.apis for symbol in api.symbols]
+    assert len(names) == len(set(names))
+    assert set(function_offsets(str(standin), names)) == set(names)
+
+
+def test_numbers_of_apis_are_unique_and_launches_have_the_first():
+    apis = [api for probe in load_probes() for api in probe.apis]
+    assert len({api.number for api in apis}) == len(apis)
+    assert {api.kind == "launch" for api in apis if api.number < 16} == {True}
+    assert {api.kind == "launch" for api in apis if api.number >= 16} == {False}
+    assert max(api.number for api in apis) < layout.APIS
