@@ -265,6 +265,14 @@ def test_tied_weights_keep_the_first_name():
     assert tensors.describe([1])[0].name == "embedding.weight"
 
 
+def test_a_name_that_says_more_takes_the_place_of_a_shorter_one():
+    tensors = Tensors()
+    tensors.allocated(at(0), 4 * UNIT)
+    for name in ("weight", "net.first.weight", "first.weight"):
+        tensors.name(at(0), name)
+    assert tensors.describe([1])[0].name == "net.first.weight"
+
+
 def test_flattened_weights_have_the_name_that_they_share():
     tensors = Tensors()
     tensors.allocated(at(0), 4 * UNIT)

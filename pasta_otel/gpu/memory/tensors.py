@@ -112,8 +112,8 @@ class Tensors:
     def name(self, address: int, name: str) -> None:
         """Give the tensor that holds an address the qualified name of a parameter or buffer.
 
-        Of several names for one beginning the first stays (tied weights); several within one (flattened weights) leave
-        what they have in common.
+        Of several names for one beginning the first stays (tied weights), unless another one only says more; several
+        within one (flattened weights) leave what they have in common.
         """
         self._apply(self._name, address, name)
 
@@ -267,7 +267,7 @@ class Tensors:
         if at < 0 or address >= self._ends[at]:
             return
         record = self._records[self._numbers[at]]
-        if not record.name:
+        if not record.name or name.endswith(f".{record.name}"):
             record.name, record.named_at = name, address
         elif address != record.named_at and name != record.name:
             record.name = _common(record.name, name)
