@@ -13,14 +13,17 @@ import threading
 import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import jsonschema
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.sanitizer import build
 
+SCHEMA = Path(__file__).parents[2] / "docs" / "reference" / "memory.schema.json"
 PROGRAM = """
 import ctypes, os, sys
 fake = ctypes.CDLL(os.environ["FAKE_SANITIZER"])
@@ -84,6 +87,7 @@ launch(1, "strided", 100, 8)
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
+    jsonschema.validate(report, json.loads(SCHEMA.read_text()))
     assert report["launches"] == {"seen": 10, "analysed": 10, "skipped": {}}
     assert report["problems"] == []
     strided, contiguous = report["gpu_kernels"]

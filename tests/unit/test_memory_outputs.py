@@ -112,6 +112,19 @@ def test_the_text_names_layer_line_tensor_stride_and_gain_in_lines_of_bounded_le
     assert max(map(len, text.splitlines())) <= TEXT_COLUMNS
 
 
+def test_the_text_says_what_is_not_in_its_numbers():
+    counts = {"tensor_map_copies": 7, "wgmma_instructions": 3, "wgmma_a_bytes": 2048, "hot_lost": 11, "hot_outside": 5}
+    filled = slot(**{f"other_{name}": value for name, value in counts.items()})
+    unknown = document([launch("k", filled, result_tensors=[[3, 9]])], not_counted=[43, 44])
+    text = as_text(report(unknown))
+    assert "7 copies by a tensor map (TMA), of unknown size" in text
+    assert "wgmma: 3 instructions of a warp read 2 KiB of A and 0 B of B" in text
+    assert "11  lane accesses for which a launch's tables had no room" in text
+    assert "5  lane accesses to memory of no known tensor" in text
+    assert "tensor 3 of process 100" in text
+    assert "instructions 43, 44" in text
+
+
 def test_the_page_holds_hostile_names_as_text_and_loads_nothing(two_processes):
     page = as_html(two_processes)
     root = tree(page)

@@ -147,6 +147,18 @@ def _accesses(kernel: KernelMemory) -> Iterator[str]:
                 f"  shared {kind}: {shared.requests:,} requests, {shared.wavefronts:,} wavefronts,"
                 f" {shared.conflicts:,} of them bank conflicts"
             )
+    yield from _others(kernel)
+
+
+def _others(kernel: KernelMemory) -> Iterator[str]:
+    other = kernel.accesses.other
+    if count := other["remote_shared_requests"]:
+        yield f"  other blocks' shared memory: {count:,} requests, {size(other['remote_shared_bytes'])}"
+    if count := other["wgmma_instructions"]:
+        read = f"{size(other['wgmma_a_bytes'])} of A and {size(other['wgmma_b_bytes'])} of B"
+        yield f"  wgmma: {count:,} instructions of a warp read {read} from shared memory"
+    if count := other["tensor_map_copies"]:
+        yield f"  not in these numbers: {count:,} copies by a tensor map (TMA), of unknown size"
 
 
 def _tensors(report: MemoryReport) -> Iterator[str]:
@@ -160,3 +172,8 @@ def _tensors(report: MemoryReport) -> Iterator[str]:
         yield f"  {tensor.accesses:16,}  {tensor.share:5.0%}  {size(tensor.bytes):>9}  {_name(tensor.label)}{times}"
     if len(report.tensors) > MOST_TENSORS:
         yield f"  and {len(report.tensors) - MOST_TENSORS:,} more in --json"
+    outside, lost = (sum(one.accesses.other[word] for one in report.kernels) for word in ("hot_outside", "hot_lost"))
+    if outside:
+        yield f"  {outside:16,}  lane accesses to memory of no known tensor"
+    if lost:
+        yield f"  {lost:16,}  lane accesses for which a launch's tables had no room"
