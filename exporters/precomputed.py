@@ -31,7 +31,9 @@ Source = Callable[[], Sequence[HistogramPoint]]
 
 
 def with_histograms(data: MetricsData | None, name: str, points: Sequence[HistogramPoint]) -> MetricsData | None:
-    """Return the SDK's data with one more histogram metric, under our scope and the data's own resource.
+    """Return the SDK's data with one more histogram metric, in our scope and under the data's own resource.
+
+    Our scope comes once even where the SDK has it already: its OTLP encoder keeps one entry a scope, the last.
 
     Args:
         data: What the SDK collected; None = nothing.
@@ -45,9 +47,17 @@ def with_histograms(data: MetricsData | None, name: str, points: Sequence[Histog
     metric = Metric(spec.name, spec.description, spec.unit, histogram)
     groups = list(data.resource_metrics) if data is not None else []
     first = groups[0] if groups else ResourceMetrics(Resource.get_empty(), [], "")
-    scope = ScopeMetrics(InstrumentationScope(semconv.SCOPE), [metric], "")
-    groups[:1] = [ResourceMetrics(first.resource, [*first.scope_metrics, scope], first.schema_url)]
+    groups[:1] = [ResourceMetrics(first.resource, _with(metric, first.scope_metrics), first.schema_url)]
     return MetricsData(groups)
+
+
+def _with(metric: Metric, scopes: Sequence[ScopeMetrics]) -> list[ScopeMetrics]:
+    """Return scopes with a metric in ours."""
+    ours = next((one for one in scopes if one.scope.name == semconv.SCOPE), None)
+    if ours is None:
+        return [*scopes, ScopeMetrics(InstrumentationScope(semconv.SCOPE), [metric], "")]
+    joined = ScopeMetrics(ours.scope, [*ours.metrics, metric], ours.schema_url)
+    return [joined if one is ours else one for one in scopes]
 
 
 def _point(point: HistogramPoint) -> HistogramDataPoint:

@@ -1,3 +1,4 @@
+import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import (
@@ -41,12 +42,13 @@ class Keeping(MetricExporter):
         self.closed = True
 
 
-def test_gpu_histograms_go_out_with_the_sdks_own_metrics_under_its_resource():
+@pytest.mark.parametrize("scope", ["mine", semconv.SCOPE])
+def test_gpu_histograms_go_out_with_the_sdks_own_metrics_under_its_resource(scope):
     keeping = Keeping()
     exporter = PrecomputedExporter(keeping, semconv.GPU_KERNEL_DURATION, lambda: [POINT])
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=3_600_000)
     provider = MeterProvider([reader], resource=Resource({"service.name": "shop"}))
-    provider.get_meter("mine").create_counter("orders").add(1)
+    provider.get_meter(scope).create_counter("orders").add(1)
     provider.shutdown()
     assert keeping.closed
     request = encode_metrics(keeping.sent[-1])
