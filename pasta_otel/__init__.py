@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pasta_otel.gpu.torch.annotate import annotate
     from pasta_otel.instrumentation import instrument, name_model, uninstrument
+    from pasta_otel.regions import analyze
 
-__all__ = ["__version__", "annotate", "instrument", "name_model", "uninstrument"]
+__all__ = ["__version__", "analyze", "annotate", "instrument", "name_model", "uninstrument"]
 __version__ = "0.1.0"
 
 _LAZY = {
+    "analyze": "pasta_otel.regions",
     "annotate": "pasta_otel.gpu.torch.annotate",
     "instrument": "pasta_otel.instrumentation",
     "name_model": "pasta_otel.instrumentation",

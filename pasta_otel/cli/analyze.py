@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
 from pasta_otel import semconv
+from pasta_otel.cli.analyze_run import CONTEXT, IMPOSSIBLE, Request, prepare, run, selecting, why_nothing, write
+from pasta_otel.cli.analyze_tool import tool
 from pasta_otel.cli.run import resolve
-from pasta_otel.config import load_settings
-from pasta_otel.errors import InputError, MissingError
+from pasta_otel.errors import MissingError
 
 if TYPE_CHECKING:
     from pasta_otel.app.importing import Delivered
     from pasta_otel.gpu.memory.report import MemoryReport
     from pasta_otel.gpu.memory.results import ProcessResult
-    from pasta_otel.gpu.memory.selection import Selection
 
-IMPOSSIBLE = 3
 DEFAULT_SERVICE = "unknown_service"
 """What OpenTelemetry's SDK calls a service without a name."""
-_SETTINGS = ("PASTA_SANITIZER_LIBRARY", "PASTA_SANITIZER_PATCH")
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 
 
 @click.group("analyze")
@@ -39,11 +32,13 @@ def command() -> None:
     """Analyse a program's GPU kernels while it runs."""
 
 
-@command.command("memory", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--kernel", "names", multiple=True, metavar="PATTERN", help="Shell pattern of GPU kernel names; repeats.")
-@click.option("--every", default=1, show_default=True, help="Analyse every N-th launch of each GPU kernel.")
-@click.option("--count", default=10_000, show_default=True, help="Analyse at most so many launches a process.")
-@click.option("--device-memory", default=64, show_default=True, help="MiB of device memory for results, a process.")
+command.add_command(tool)
+
+
+@command.command("memory", context_settings=CONTEXT)
+@selecting
+@click.option("--regions", is_flag=True, help="Only launches inside `with pasta_otel.analyze()` blocks of the program.")
+@click.option("--hotness/--no-hotness", default=True, help="Count by 2 MiB range and by tensor too.", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Report as one JSON document; CMD's stdout goes to stderr.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Also write the report as a page there.")
@@ -55,6 +50,8 @@ def memory(  # noqa: PLR0913 - one parameter an option
     every: int,
     count: int,
     device_memory: int,
+    regions: bool,
+    hotness: bool,
     as_json: bool,
     output: Path | None,
     html: Path | None,
@@ -67,9 +64,10 @@ def memory(  # noqa: PLR0913 - one parameter an option
     returned if CMD returned 0.
     """
     words = resolve(command)
+    request = Request(names, every, count, device_memory, regions, options={"hotness": hotness})
     with tempfile.TemporaryDirectory(prefix="pasta-analyze-") as folder:
-        environ, problem = _prepare(Path(folder), names, every, count, device_memory << 20)
-        code = _run(words, environ, stdout=sys.stderr if as_json and output is None else None)
+        environ, problem = prepare(Path(folder), request)
+        code = run(words, environ, stdout=sys.stderr if as_json and output is None else None)
         results, problem = ([], problem) if problem else _results(Path(folder))
     if problem:
         click.echo(f"pasta-otel: memory not analysed: {problem}", err=True)
@@ -78,60 +76,6 @@ def memory(  # noqa: PLR0913 - one parameter an option
         _publish(report, as_json=as_json, output=output, html=html)
         problem = _sent(report) if otlp else ""
     raise click.exceptions.Exit(code or (IMPOSSIBLE if problem else 0))
-
-
-def _prepare(
-    out: Path, names: tuple[str, ...], every: int, count: int, device_bytes: int
-) -> tuple[Mapping[str, str], str]:
-    """Return the program's environment, and why it cannot be analysed."""
-    try:
-        from pasta_otel.gpu.memory import child, library  # noqa: PLC0415 - numpy is an optional extra
-        from pasta_otel.gpu.memory.selection import Selection  # noqa: PLC0415 - same
-
-        selection = Selection(names, every, count, device_bytes)
-        settings = load_settings()
-        environ = {**os.environ, **{name: settings[name] for name in _SETTINGS}}
-        job = _job(out, selection, library.find_library(environ), library.find_patch(environ))
-    except MissingError as error:
-        return os.environ, str(error)
-    except ImportError as error:
-        return os.environ, f"{error.name} is not installed; pip install 'pasta-otel[gpu]'"
-    return child.command_environment(os.environ, job), ""
-
-
-def _job(out: Path, selection: Selection, library: str, patch: str) -> dict[str, object]:
-    from pasta_otel.gpu.memory.session import Job  # noqa: PLC0415 - numpy is an optional extra
-
-    return {"out": str(out), **Job(library, patch, selection).to_json()}
-
-
-def _run(words: Sequence[str], environ: Mapping[str, str], stdout: object) -> int:
-    """Run the program and return its code as a shell would: 128 and the signal's number where one ended it."""
-    sys.stdout.flush()
-    try:
-        process = subprocess.Popen(words, env=environ, stdout=stdout)  # type: ignore[call-overload]  # a stream or None
-    except OSError as error:
-        raise InputError(f"cannot be executed: {error.strerror}", file=words[0], field="CMD") from error
-    with _forwarding(process):
-        code: int = process.wait()
-    return code if code >= 0 else 128 - code
-
-
-@contextmanager
-def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Hand signals that end us to the program; the terminal itself sends SIGINT to both."""
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        del frame
-        process.send_signal(number)
-
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _results(folder: Path) -> tuple[list[ProcessResult], str]:
@@ -144,12 +88,9 @@ def _results(folder: Path) -> tuple[list[ProcessResult], str]:
         for problem in problems:
             click.echo(f"pasta-otel: {problem}", err=True)
         return results, ""
-    if problems:
-        return [], "; ".join(problems)
-    if not results:
-        return [], "no Python process of the program ended in order (only Python programs are analysed)"
     seen = sum(result.seen for result in results)
-    return [], f"none of {seen} launches was chosen by --kernel" if seen else "the program launched no GPU kernel"
+    skipped = sum((Counter(result.skipped) for result in results), Counter[str]())
+    return [], why_nothing(len(results), seen, skipped, problems)
 
 
 def _report(results: list[ProcessResult]) -> MemoryReport:
@@ -205,16 +146,9 @@ def _publish(report: MemoryReport, *, as_json: bool, output: Path | None, html: 
     from pasta_otel.gpu.memory import page, text  # noqa: PLC0415 - numpy is an optional extra
 
     if html is not None:
-        _write(html, page.as_html(report), "--html")
+        write(html, page.as_html(report), "--html")
     shown = json.dumps(report.as_dict(), indent=2) if as_json else text.as_text(report)
     if output is None:
         click.echo(shown)
     else:
-        _write(output, shown + "\n", "--output")
-
-
-def _write(target: Path, text: str, option: str) -> None:
-    try:
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(error.strerror or str(error), file=str(target), field=option) from error
+        write(output, shown + "\n", "--output")

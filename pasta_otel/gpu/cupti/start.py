@@ -43,6 +43,11 @@ class SpanSink(ColumnsSink, RowSink, Protocol):
     """Takes batches of GPU spans and single op spans (``RowExporter``)."""
 
 
+running: weakref.WeakSet[GpuCaptureStarter] = weakref.WeakSet()
+"""Those that wait for CUDA or capture: where there is one, memory analysis cannot begin in this process."""
+MEMORY_SESSION = "pasta_otel.gpu.memory.session"
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureOptions:
     """What a deployment decides.
@@ -110,11 +115,13 @@ class GpuCaptureStarter:
     def start(self) -> None:
         """Begin to wait for CUDA."""
         self._stop.clear()
+        running.add(self)
         self._thread = threading.Thread(target=self._wait_for_cuda, name="pasta-gpu-start", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Stop capturing; what was recorded is digested first."""
+        running.discard(self)
         self._stop.set()
         if self._thread is not None:
             self._thread.join(LOOK_S)
@@ -140,6 +147,7 @@ class GpuCaptureStarter:
 
     def _begin(self) -> bool:
         try:
+            refuse_if_analysed()
             path = library.load([self._options.library] if self._options.library else None)
             self.service = self._build(detach=_cupti.load(path) >= DETACH_FROM)
         except (MissingError, OSError, RuntimeError) as error:
@@ -190,6 +198,17 @@ class GpuCaptureStarter:
         elif self._thread is not None:
             self._stop = threading.Event()
             self.start()
+
+
+def refuse_if_analysed() -> None:
+    """Check that memory analysis does not have this process.
+
+    Raises:
+        MissingError: It has: CUPTI cannot.
+    """
+    session = sys.modules.get(MEMORY_SESSION)
+    if session is not None and session.running() is not None:
+        raise MissingError("this process' memory accesses are analysed, and a process has one profiler")
 
 
 def cuda_is_loaded(maps: Path = Path("/proc/self/maps")) -> bool:

@@ -19,6 +19,10 @@ JOB = "PASTA_ANALYZE_JOB"
 DRAIN_TIMEOUT_S = 5.0
 """Half of the shortest time between SIGTERM and SIGKILL that is usual (docker stop: 10 s)."""
 FOLDER = str(Path(__file__).parent / "inject")
+NOTHING: Mapping[str, Any] = {"seen": 0, "skipped": {}, "waits": 0, "unpatched": 0, "launches": []}
+"""The document of a process that could not be analysed."""
+problem = ""
+"""Why this process, although it was started to be analysed, is not."""
 
 
 def command_environment(environ: Mapping[str, str], job: Mapping[str, Any]) -> dict[str, str]:
@@ -38,13 +42,14 @@ def start(environ: Mapping[str, str] = os.environ) -> None:
     """Begin to analyse this process if it was started for it; the outcome goes into the job's folder."""
     if JOB not in environ:
         return
+    global problem  # noqa: PLW0603 - one process, one start
     job = json.loads(environ[JOB])
     target = Path(job["out"]) / f"{os.getpid()}.json"
     try:
         _begin(job, environ, target)
     except (PastaError, ImportError) as error:
-        nothing = {"seen": 0, "skipped": {}, "waits": 0, "unpatched": 0, "launches": []}
-        _write(target, {**nothing, "problems": [str(error)]})
+        problem = str(error)
+        _write(target, {**NOTHING, "problems": [problem]})
 
 
 def _begin(job: Mapping[str, Any], environ: Mapping[str, str], target: Path) -> None:

@@ -15,12 +15,16 @@ from pathlib import Path
 from pasta_otel.errors import MissingError
 
 LIBRARY = "libsanitizer-public.so"
+SETTINGS = ("PASTA_SANITIZER_LIBRARY", "PASTA_SANITIZER_PATCH")
 ARCHITECTURES = (75, 80, 90, 100, 120)
 """Machine code of one serves every later minor version: 80 also 86 and 89, 100 also 103, 120 also 121."""
 DEBIAN = "/usr/lib/nvidia-cuda-toolkit"
 _PACKAGED = ("nvidia/cu13/compute-sanitizer", "nvidia/sanitizer/compute-sanitizer", "nvidia/cuda_sanitizer_api")
 PATCH_FLAGS = ("-fatbin", "--keep-device-functions", "-Xptxas", "--compile-as-tools-patch")
+_HEADERS = frozenset({".cuh", ".h", ".hpp", ".inl"})
 _TIMEOUT_S = 120
+_MOST_LINES = 8
+"""Of the compiler's message that are shown."""
 
 
 def toolkits(environ: Mapping[str, str]) -> list[Path]:
@@ -107,28 +111,56 @@ def find_patch(environ: Mapping[str, str] = os.environ, code: Path | None = None
     built_in = code.with_suffix(".fatbin")
     if built_in.parent == kernels() and built_in.is_file():
         return str(built_in)
-    content = code.read_bytes() + (kernels() / "patch.cuh").read_bytes()
-    cached = cache_folder(environ) / f"{code.stem}-{hashlib.sha256(content).hexdigest()[:16]}.fatbin"
+    cached = cache_folder(environ) / f"{code.stem}-{_digest(code)}.fatbin"
     if not cached.is_file():
         compile_patch(find_nvcc(environ), cached, code=code)
     return str(cached)
 
 
+def _digest(code: Path) -> str:
+    """Return a name for what the compiler is given: the source, what it may include, and the options."""
+    beside = sorted(path for path in code.parent.iterdir() if path.suffix in _HEADERS)
+    content = [path.read_bytes() for path in (code, kernels() / "patch.cuh", *beside)]
+    options = repr((ARCHITECTURES, PATCH_FLAGS)).encode()
+    return hashlib.sha256(b"\0".join([options, *content])).hexdigest()[:16]
+
+
 def compile_patch(
     nvcc: str, target: Path, architectures: Iterable[int] = ARCHITECTURES, code: Path | None = None
 ) -> None:
-    """Compile device functions for all architectures into one file.
+    """Compile device functions into one file, for all architectures that the compiler knows.
 
     Raises:
         MissingError: The compiler refused.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in architectures]
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        built = Path(folder) / target.name
-        command = [nvcc, *codes, *PATCH_FLAGS, f"-I{kernels()}", str(code or source()), "-o", str(built)]
+    known = known_architectures(nvcc)
+    codes = [f"-gencode=arch=compute_{one},code=sm_{one}" for one in architectures if not known or one in known]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            built = Path(folder) / target.name
+            _run_nvcc([nvcc, *codes, *PATCH_FLAGS, f"-I{kernels()}", str(code or source()), "-o", str(built)])
+            built.replace(target)  # two processes may compile at once: the last one wins, whole
+    except OSError as error:
+        raise MissingError(f"the device patches cannot be kept: {error}", how="set XDG_CACHE_HOME") from error
+
+
+def known_architectures(nvcc: str) -> frozenset[int]:
+    """Return the compute capabilities that a compiler knows, as 90 for 9.0; none where it does not say."""
+    try:
+        said = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return frozenset()
+    words = (line.strip().removeprefix("sm_") for line in said.splitlines() if line.strip().startswith("sm_"))
+    return frozenset(int(word) for word in words if word.isdecimal())
+
+
+def _run_nvcc(command: list[str]) -> None:
+    try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-        if done.returncode:
-            reason = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
-            raise MissingError(f"nvcc cannot compile the device patches: {reason[0]}")
-        built.replace(target)  # two processes may compile at once: the last one wins, whole
+    except subprocess.TimeoutExpired as error:
+        raise MissingError(f"nvcc needs more than {_TIMEOUT_S} s for the device patches") from error
+    if done.returncode:
+        reason = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        shown = "\n  ".join(line for line in reason[:_MOST_LINES] if line.strip())
+        raise MissingError(f"nvcc cannot compile the device patches: {shown}")

@@ -41,7 +41,7 @@ class Selection:
             ("count", self.count, 1),
             ("device-memory", self.device_bytes, LEAST_BYTES),
         ):
-            if value < least:
+            if not isinstance(value, int) or value < least:
                 raise InputError(f"expected at least {least}, got {value}", field=field)
 
     def matches(self, name: str) -> bool:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from pasta_otel.errors import InputError
@@ -89,6 +91,9 @@ class Record:
     launch: LaunchInfo
     slot: bytes
 
+
+_NOT_THE_USERS = ("<frozen", str(Path(__file__).parent), str(Path(importlib.__file__).parents[1]))
+"""Beginnings of the names of files that are not a tool's: the interpreter's own, ours, the standard library's."""
 
 Out = TypeVar("Out", covariant=True)  # noqa: PLC0105 - the record out; its type checkers' name is of no use to readers
 
@@ -181,38 +186,84 @@ def load_tool(reference: str, options: Mapping[str, Any] | None = None) -> Tool[
         options: Keyword arguments of the class.
 
     Raises:
-        InputError: There is no such class, or it is no complete tool; says why.
+        InputError: There is no such class, or it is no complete tool; says why, with file and line.
     """
     place, _, name = reference.rpartition(":")
-    if not place or not name:
+    if not place or not name.isidentifier():
         raise InputError(f"expected FILE.py:CLASS or MODULE:CLASS, got {reference!r}", field="tool")
     try:
-        found = getattr(_module(place), name)
-        tool = found(**(options or {}))
-    except Exception as error:  # a user's own code
-        raise InputError(f"{type(error).__name__}: {error}", field=f"tool {reference}") from error
-    if not isinstance(tool, Tool):
-        raise InputError("is no subclass of pasta_otel.gpu.memory.tool.Tool", field=f"tool {reference}")
-    _check(tool, reference)
+        tool: Tool[Any] = _class(place, name)(**(options or {}))
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:  # a user's own code
+        file, line = where(error)
+        raise InputError(_words(error), file=file, line=line, field=f"tool {name}") from error
+    check(tool, reference)
     return tool
+
+
+def _class(place: str, name: str) -> type[Any]:
+    found: type[Any] | None = getattr(_module(place), name, None)
+    if not isinstance(found, type):
+        raise InputError(f"has no class {name}", file=place, field="tool")
+    return found
+
+
+def absolute(reference: str) -> str:
+    """Return a tool's reference that means the same in every working directory."""
+    place, _, name = reference.rpartition(":")
+    return f"{Path(place).resolve()}:{name}" if place.endswith(".py") else reference
+
+
+def where(error: BaseException) -> tuple[str | None, int | None]:
+    """Return the file and line of a user's code where an error comes from; None where it comes from none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return error.filename, error.lineno
+    frames = [(entry.tb_frame.f_code.co_filename, entry.tb_lineno) for entry in _entries(error.__traceback__)]
+    inside = [
+        (file, line) for file, line in frames if not file.startswith(_NOT_THE_USERS) and "site-packages" not in file
+    ]
+    return inside[-1] if inside else (None, None)
+
+
+def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
+    while entry is not None:
+        yield entry
+        entry = entry.tb_next
+
+
+def _words(error: BaseException) -> str:
+    """Return an error in one line."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return " ".join(f"{type(error).__name__}: {text}".split())
 
 
 def _module(place: str) -> Any:
     if not place.endswith(".py"):
         return importlib.import_module(place)
-    spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+    name = f"pasta_otel_tool_{Path(place).stem}"
+    spec = importlib.util.spec_from_file_location(name, place)
     assert spec is not None  # noqa: S101 - for the type checker: a .py file has a spec
     assert spec.loader is not None  # noqa: S101 - as above
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look themselves up there
     spec.loader.exec_module(module)
     return module
 
 
-def _check(tool: Tool[Any], reference: str) -> None:
+def check(tool: Any, reference: str) -> None:
+    """Check that a tool is complete.
+
+    Raises:
+        InputError: It is not; says what is missing.
+    """
+    field = f"tool {reference}"
+    if not isinstance(tool, Tool):
+        raise InputError("is no subclass of pasta_otel.gpu.memory.tool.Tool", field=field)
     missing = [name for name in ("name", "source", "patches", "slot_bytes") if not hasattr(tool, name)]
     if missing:
-        raise InputError(f"has no {', '.join(missing)}", field=f"tool {reference}")
+        raise InputError(f"has no {', '.join(missing)}", field=field)
     if not Path(tool.source).is_file():
-        raise InputError(f"{tool.source} does not exist", field=f"tool {reference}")
+        raise InputError(f"{tool.source} does not exist", field=field)
     if tool.slot_bytes <= 0 or tool.slot_bytes % 8:
-        raise InputError(f"slot_bytes must be a multiple of 8, got {tool.slot_bytes}", field=f"tool {reference}")
+        raise InputError(f"slot_bytes must be a multiple of 8, got {tool.slot_bytes}", field=field)

@@ -1,0 +1,168 @@
+"""What every ``pasta-otel analyze`` command does with CMD: prepare its environment, run it, hand its code on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pasta_otel.config import load_settings
+from pasta_otel.errors import InputError, MissingError
+
+if TYPE_CHECKING:
+    from pasta_otel.gpu.memory.selection import Selection
+
+IMPOSSIBLE = 3
+CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""Of commands that end with CMD: its options are its own."""
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def selecting(function: _Command) -> _Command:
+    """Add the options that choose launches."""
+    for option in (
+        click.option(
+            "--device-memory", default=64, show_default=True, help="MiB of device memory for results, a process."
+        ),
+        click.option("--count", default=10_000, show_default=True, help="Analyse at most so many launches a process."),
+        click.option("--every", default=1, show_default=True, help="Analyse every N-th launch of each GPU kernel."),
+        click.option(
+            "--kernel", "names", multiple=True, metavar="PATTERN", help="Shell pattern of GPU kernel names; repeats."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a command wants analysed.
+
+    Attributes:
+        names: Shell patterns of GPU kernel names.
+        every: Of the launches of one name, every how-many-th.
+        count: Most launches of a process.
+        device_memory: MiB for results, a process.
+        regions: Only inside ``with pasta_otel.analyze()``.
+        tool: ``FILE.py:Class``; empty = memory accesses.
+        code: The tool's device functions; None = those of memory accesses.
+        options: Keyword arguments of the tool.
+    """
+
+    names: tuple[str, ...]
+    every: int
+    count: int
+    device_memory: int
+    regions: bool = False
+    tool: str = ""
+    code: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def selection(self) -> Selection:
+        """Return the launches that are wanted."""
+        from pasta_otel.gpu.memory.selection import Selection  # noqa: PLC0415 - only for the commands that analyse
+
+        return Selection(self.names, self.every, self.count, self.device_memory << 20)
+
+
+def prepare(out: Path, request: Request) -> tuple[Mapping[str, str], str]:
+    """Return the program's environment, and why it cannot be analysed.
+
+    Args:
+        out: Folder for the processes' results.
+        request: What is wanted.
+    """
+    try:
+        from pasta_otel.gpu.memory import child  # noqa: PLC0415 - numpy is an optional extra
+
+        job = _job(out, request)
+    except MissingError as error:
+        return os.environ, str(error)
+    except ImportError as error:
+        return os.environ, f"{error.name} is not installed; pip install 'pasta-otel[gpu]'"
+    return child.command_environment(os.environ, job), ""
+
+
+def _job(out: Path, request: Request) -> dict[str, object]:
+    from pasta_otel.gpu.memory import library  # noqa: PLC0415 - numpy is an optional extra
+    from pasta_otel.gpu.memory.session import MEMORY_TOOL, Job  # noqa: PLC0415 - as above
+
+    settings = load_settings()
+    environ = {**os.environ, **{name: settings[name] for name in library.SETTINGS}}
+    selection = request.selection()
+    files = library.find_library(environ), library.find_patch(environ, request.code)
+    job = Job(*files, selection, request.tool or MEMORY_TOOL, request.options, request.regions)
+    return {"out": str(out), **job.to_json()}
+
+
+def run(words: Sequence[str], environ: Mapping[str, str], stdout: object) -> int:
+    """Run the program and return its code as a shell would: 128 and the signal's number where one ended it."""
+    sys.stdout.flush()
+    try:
+        process = subprocess.Popen(words, env=environ, stdout=stdout)  # type: ignore[call-overload]  # a stream or None
+    except OSError as error:
+        raise InputError(f"cannot be executed: {error.strerror}", file=words[0], field="CMD") from error
+    with _forwarding(process):
+        code: int = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Hand signals that end us to the program; the terminal itself sends SIGINT to both."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        del frame
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def why_nothing(processes: int, seen: int, skipped: Mapping[str, int], problems: Sequence[str]) -> str:
+    """Return why no launch was analysed.
+
+    Args:
+        processes: Results that there are.
+        seen: Launches in all of them.
+        skipped: Launches by reason.
+        problems: What the processes reported.
+    """
+    if problems:
+        return "; ".join(problems)
+    if not processes:
+        return "no Python process of the program ended in order (only Python programs are analysed)"
+    if not seen:
+        return "the program launched no GPU kernel"
+    if skipped.get("inactive") == seen:
+        return f"none of {seen:,} launches was inside a block of pasta_otel.analyze()"
+    if set(skipped) <= {"name", "inactive"}:
+        return f"none of {seen:,} launches was chosen by --kernel"
+    return f"none of {seen:,} launches: {', '.join(f'{count:,} ({reason})' for reason, count in skipped.items())}"
+
+
+def write(target: Path, text: str, option: str) -> None:
+    """Write a report.
+
+    Raises:
+        InputError: It cannot be written; names the file.
+    """
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(error.strerror or str(error), file=str(target), field=option) from error

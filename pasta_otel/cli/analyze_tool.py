@@ -1,0 +1,88 @@
+"""``pasta-otel analyze tool FILE.py:CLASS -- CMD``: run a program under a user's own analysis of its GPU kernels."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pasta_otel.cli.analyze_run import IMPOSSIBLE, Request, prepare, run, selecting, why_nothing, write
+from pasta_otel.cli.run import resolve
+from pasta_otel.errors import InputError
+
+if TYPE_CHECKING:
+    from pasta_otel.gpu.memory.tool import Tool
+
+
+@click.command("tool")
+@selecting
+@click.option("--regions", is_flag=True, help="Only launches inside `with pasta_otel.analyze()` blocks of the program.")
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Argument of the class; repeats.")
+@click.option("--json", "as_json", is_flag=True, help="Report as one JSON document; CMD's stdout goes to stderr.")
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there.")
+@click.argument("tool", metavar="FILE.py:CLASS")
+@click.argument("command", metavar="CMD [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
+def tool(  # noqa: PLR0913 - one parameter an option
+    *,
+    names: tuple[str, ...],
+    every: int,
+    count: int,
+    device_memory: int,
+    regions: bool,
+    options: tuple[str, ...],
+    as_json: bool,
+    output: Path | None,
+    tool: str,
+    command: tuple[str, ...],
+) -> None:
+    """Run CMD under an analysis of your own: a class with its device functions (docs/reference/memory-tools.md).
+
+    CMD runs in any case once the class loads, and its exit code is ours; where it could not be analysed, a message says
+    why and 3 is returned if CMD returned 0.
+    """
+    from pasta_otel.gpu.memory.tool import absolute, load_tool  # noqa: PLC0415 - not for help
+
+    arguments = dict(map(_argument, options))
+    reference = absolute(tool)
+    loaded = load_tool(reference, arguments)
+    request = Request(names, every, count, device_memory, regions, reference, Path(loaded.source), arguments)
+    words = resolve(command)
+    with tempfile.TemporaryDirectory(prefix="pasta-analyze-") as folder:
+        environ, problem = prepare(Path(folder), request)
+        code = run(words, environ, stdout=sys.stderr if as_json and output is None else None)
+        problem = problem or _publish(loaded, Path(folder), output, as_json=as_json)
+    if problem:
+        click.echo(f"pasta-otel: not analysed by {loaded.name}: {problem}", err=True)
+    raise click.exceptions.Exit(code or (IMPOSSIBLE if problem else 0))
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise InputError(f"expected NAME=VALUE, got {text!r}", field="--option")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _publish(tool: Tool[Any], folder: Path, output: Path | None, *, as_json: bool) -> str:
+    """Report what the processes left behind, and return why there is nothing."""
+    from pasta_otel.gpu.memory.tool_report import ToolReport  # noqa: PLC0415 - not for help
+
+    files = {int(path.stem): path for path in sorted(folder.glob("*.json")) if path.stem.isdecimal()}
+    report = ToolReport(tool, {pid: json.loads(path.read_bytes()) for pid, path in files.items()})
+    if not report.launches:
+        return why_nothing(len(files), report.seen, report.skipped, report.problems)
+    for problem in report.problems:
+        click.echo(f"pasta-otel: {problem}", err=True)
+    shown = json.dumps(report.as_dict(), indent=2) if as_json else report.as_text()
+    if output is None:
+        click.echo(shown)
+    else:
+        write(output, shown + "\n", "--output")
+    return ""

@@ -1,0 +1,57 @@
+"""What a program calls to analyse a part of itself: ``analyze()``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pasta_otel.config import load_settings
+from pasta_otel.errors import InputError
+from pasta_otel.gpu.memory.library import SETTINGS
+from pasta_otel.gpu.memory.region import Analysis
+from pasta_otel.gpu.memory.selection import DEFAULT_BYTES, DEFAULT_COUNT, Selection
+from pasta_otel.gpu.memory.tool import absolute, check, load_tool
+
+if TYPE_CHECKING:
+    from pasta_otel.gpu.memory.tool import Tool
+
+
+def analyze(  # noqa: PLR0913 - keyword-only options, each with a default
+    *,
+    kernels: str | Sequence[str] = (),
+    every: int = 1,
+    count: int = DEFAULT_COUNT,
+    device_bytes: int = DEFAULT_BYTES,
+    hotness: bool = True,
+    tool: str | Tool[Any] | None = None,
+) -> Analysis:
+    """Analyse the launches of GPU kernels inside a ``with`` block, on the GPU (docs/reference/memory.md).
+
+    The process must have been started by ``pasta-otel analyze memory [--regions] -- CMD``, or not have used CUDA before
+    its first block. Otherwise ``available`` is False, ``problem`` says why, and the block runs as if nothing were
+    there.
+
+    Args:
+        kernels: Shell patterns of GPU kernels' names (mangled); none = all.
+        every: Of the launches of one name, every how-many-th.
+        count: Most launches in this block.
+        device_bytes: Most device memory for results; the first block of a process decides for all.
+        hotness: Whether to count by 2 MiB range and by tensor too; the first block of a process decides for all.
+        tool: ``FILE.py:Class``, ``package.module:Class`` or a tool; None = memory accesses, or what the command counts.
+
+    Raises:
+        InputError: An argument makes no sense.
+    """
+    names = (kernels,) if isinstance(kernels, str) else tuple(kernels)
+    if not all(isinstance(name, str) for name in names):
+        raise InputError(f"expected shell patterns, got {kernels!r}", field="kernels")
+    selection = Selection(names, every, count, device_bytes)
+    chosen = load_tool(absolute(tool)) if isinstance(tool, str) else tool
+    if chosen is not None:
+        check(chosen, str(tool))
+    return Analysis(selection, chosen, hotness=hotness, settings=_settings)
+
+
+def _settings() -> Mapping[str, Any]:
+    settings = load_settings()
+    return {name: settings[name] for name in SETTINGS}
