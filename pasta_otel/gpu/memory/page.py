@@ -12,7 +12,7 @@ from pasta_otel.gpu.memory.model import Launch
 from pasta_otel.gpu.memory.plots import Axis, Bar, HeatRow, columns_over_time, heat_map, stacked_bars
 from pasta_otel.gpu.memory.report import Counts, KernelMemory, MemoryReport
 from pasta_otel.gpu.memory.results import ProcessResult
-from pasta_otel.gpu.memory.words import duration, markup, short_number, size
+from pasta_otel.gpu.memory.words import clip, duration, markup, short_number, size
 
 MOST_TENSORS, MOST_RANGES, MOST_BARS, MOST_KERNELS, MOST_FINDINGS = 30, 32, 20, 40, 10
 """What is shown of each; the JSON has all."""
@@ -30,7 +30,7 @@ svg text{font-size:11.5px;fill:#1c2733}svg text.quiet{fill:#5d6b7a}
 table{border-collapse:collapse;width:100%}
 th,td{text-align:left;padding:.35em .6em;border-bottom:1px solid #dde3ea;vertical-align:top}
 th{color:#5d6b7a;font-weight:600}.n{text-align:right;white-space:nowrap}
-th:first-child{width:45%}
+.first td{border-bottom:0;padding-bottom:0}.first+tr td{padding-top:0}
 code{font-size:12px;overflow-wrap:anywhere}ul{margin:.3em 0;padding-left:1.2em}
 </style></head><body>"""
 
@@ -186,7 +186,7 @@ def _coalescing_bar(kernel: KernelMemory) -> Bar | None:
     if efficiency is None:
         return None
     name = short_name(kernel.name)
-    return Bar(name, kernel.name, needed, moved - needed, f"{efficiency:.0%} of the bytes asked for")
+    return Bar(name, kernel.name, needed, moved - needed, f"{efficiency:.0%} of the bytes are used")
 
 
 def _conflicts(kernels: Sequence[KernelMemory]) -> Iterator[str]:
@@ -236,18 +236,21 @@ def _row(kernel: KernelMemory) -> str:
     cells.append("-" if kernel.working_set is None else size(kernel.working_set))
     cells.append(duration(kernel.device_ns) if kernel.timed else "-")
     numbers = "".join(f'<td class="n">{cell}</td>' for cell in cells)
-    return f"<tr><td>{''.join(_described(kernel))}</td>{numbers}</tr>"
+    name = f'<b title="{markup(kernel.name)}">{markup(short_name(kernel.name))}</b>'
+    described = f'<tr><td colspan="{1 + len(cells)}">{"".join(_described(kernel))}</td></tr>'
+    return f'<tr class="first"><td>{name}</td>{numbers}</tr>{described}'
 
 
 def _described(kernel: KernelMemory) -> Iterator[str]:
-    yield f'<b title="{markup(kernel.name)}">{markup(short_name(kernel.name))}</b>'
-    yield from _names("layer", kernel.modules)
-    yield from _names("line", kernel.sources)
-    yield from _names("tensor", kernel.tensors)
+    yield from _names("layers", kernel.modules)
+    yield from _names("lines", kernel.sources)
+    yield from _names("tensors", kernel.tensors)
     if kernel.findings:
         yield f"<ul>{''.join(f'<li>{markup(one.title)}</li>' for one in kernel.findings)}</ul>"
 
 
 def _names(what: str, counts: Counts) -> Iterator[str]:
-    for word, count in counts[:3]:
-        yield f'<div><span class="quiet">{what}</span> <code>{markup(word)}</code> ({short_number(count)})</div>'
+    if counts:
+        names = (f"<code>{markup(clip(word, 80))}</code> ({short_number(count)})" for word, count in counts[:3])
+        rest = f", and {len(counts) - 3} more" if len(counts) > 3 else ""
+        yield f'<div><span class="quiet">{what}</span> {", ".join(names)}{rest}</div>'

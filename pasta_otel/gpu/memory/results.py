@@ -73,7 +73,7 @@ class ProcessResult:
 def read_results(folder: Path) -> list[ProcessResult]:
     """Return what the processes wrote into the job's folder; what other tools wrote is left aside."""
     documents = (
-        (int(path.stem), json.loads(path.read_bytes(), object_hook=_compact))
+        (int(path.stem), json.loads(path.read_bytes(), object_hook=_Compact()))
         for path in sorted(folder.glob("*.json"))
         if path.stem.isdecimal()
     )
@@ -81,12 +81,18 @@ def read_results(folder: Path) -> list[ProcessResult]:
     return [read_document(pid, content) for pid, content in documents if content.get("tool") in {None, "", TOOL}]
 
 
-def _compact(item: dict[str, Any]) -> dict[str, Any]:
-    """Make one launch's tables small as soon as they are read: a pair takes 120 bytes as a list, 56 as a tuple."""
-    for name in ("tensors", "ranges"):
-        if "words" in item and name in item:
-            item[name] = tuple(map(tuple, item[name]))
-    return item
+class _Compact:
+    """Makes each launch's tables small as soon as they are read: a pair takes 120 bytes as a list, 56 as a tuple."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+
+    def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
+        if "words" in item:
+            once = self._places.setdefault  # one object for a place that many launches touch
+            for name in ("tensors", "ranges"):
+                item[name] = tuple([(once(place, place), accesses) for place, accesses in item.get(name) or ()])
+        return item
 
 
 def read_document(pid: int, content: Mapping[str, Any]) -> ProcessResult:
