@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
@@ -20,6 +21,7 @@ PROBE_NAMES = ("cuda", "launch", "sched", "critical", "fault", "sock")
 CRITICAL_KINDS = {1: "exec", 2: "exit", 3: "fork", 4: "oom"}
 BOUNDS_S = tuple(bound / 1e9 for bound in layout.BOUNDS_NS)
 DROP_API, RETRANSMIT_API, QUEUE_API = 98, 96, 97
+_NO_NAMES: Mapping[int, str] = MappingProxyType({})
 _PLAIN = frozenset({"migration", "fault", "socket"})  # these have no duration
 _SIZES = {"copy": semconv.CUDA_MEMORY_COPIES, "allocation": semconv.CUDA_MEMORY_ALLOCATIONS}
 _CALLS = {"launch": semconv.CUDA_LAUNCH_CALLS, "graph_launch": semconv.CUDA_GRAPH_LAUNCH_CALLS}
@@ -48,14 +50,22 @@ class HostTotals:
         apis: Which number means what.
         service_of: Service name of a process, or empty.
         unix_nano: Wall time.
+        drop_reasons: Why packets are dropped, by the kernel's number; numbers without a name are shown as such.
     """
 
-    def __init__(self, apis: Mapping[int, Api], service_of: Callable[[int], str], unix_nano: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        apis: Mapping[int, Api],
+        service_of: Callable[[int], str],
+        unix_nano: Callable[[], int],
+        drop_reasons: Mapping[int, str] = _NO_NAMES,
+    ) -> None:
         self._apis, self._service_of, self._now = apis, service_of, unix_nano
+        self._drop_reasons = drop_reasons
         self._start = unix_nano()
         self.series: dict[tuple[int, str], _Series] = {}
         self.links: Counter[str] = Counter()
-        self.drops: Counter[int] = Counter()
+        self.drops: Counter[str] = Counter()
         self.processes: Counter[str] = Counter()
         self.spans: Counter[str] = Counter()
 
@@ -68,7 +78,7 @@ class HostTotals:
             if api is None:
                 continue
             if item.api == DROP_API:
-                self.drops[item.tgid] += item.events
+                self.drops[self._drop_reasons.get(item.tgid, str(item.tgid))] += item.events
                 continue
             if api.kind != "socket":
                 self.links[item.link] += item.events

@@ -51,6 +51,11 @@ int receive_queue_full(struct tracepoint__sock__sock_rcvqueue_full *args)
     count_packet(API_RECEIVE_QUEUE_FULL, 0);
     return 0;
 }
+int udp_queue_full(struct tracepoint__udp__udp_fail_queue_rcv_skb *args)
+{
+    count_packet(API_RECEIVE_QUEUE_FULL, 0);
+    return 0;
+}
 #else
 SEC("tp_btf/tcp_retransmit_skb")
 int BPF_PROG(tcp_retransmit)
@@ -60,6 +65,12 @@ int BPF_PROG(tcp_retransmit)
 }
 SEC("tp_btf/sock_rcvqueue_full")
 int BPF_PROG(receive_queue_full)
+{
+    count_packet(API_RECEIVE_QUEUE_FULL, 0);
+    return 0;
+}
+SEC("tp_btf/udp_fail_queue_rcv_skb")
+int BPF_PROG(udp_queue_full)
 {
     count_packet(API_RECEIVE_QUEUE_FULL, 0);
     return 0;

@@ -14,6 +14,8 @@ from pasta_otel.app.devices import watch_devices
 from pasta_otel.clock import Clock
 from pasta_otel.context import SpanIds
 from pasta_otel.ebpf.hostmetrics import HostFiles
+from pasta_otel.ebpf.loaders.btf import drop_reasons
+from pasta_otel.ebpf.loaders.core import CoreLoader
 from pasta_otel.ebpf.ports import RefusedError
 from pasta_otel.ebpf.programs import UserProgram
 from pasta_otel.ebpf.spans import HostSpans, host_columns
@@ -64,7 +66,8 @@ class AgentExports:
         observer = agent.observer
         service_of = observer.service_of if observer is not None else lambda _: ""
         apis = observer.apis if observer is not None else {}
-        self.totals = HostTotals(apis, service_of, clock.unix_nano)
+        by_core = observer is not None and observer.loaded.loader == CoreLoader.name  # bcc cannot count drops
+        self.totals = HostTotals(apis, service_of, clock.unix_nano, drop_reasons() if by_core else {})
         self._spans = HostSpans(apis, service_of, outcomes=self.totals.spans)
         self._wall, self._ids = WallClock(clock), SpanIds()
         self._identity = default_identity()

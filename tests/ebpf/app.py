@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import mmap
 import os
 import sys
 import threading
 import time
+from pathlib import Path
 
 from opentelemetry import context as context_api
 from opentelemetry import trace
@@ -118,7 +120,35 @@ def in_child() -> None:
     os._exit(0)
 
 
+def fault() -> None:
+    """Touch every page of a file that is not in memory, without reading ahead."""
+    with Path(sys.argv[3]).open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
+        pages.madvise(mmap.MADV_RANDOM)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with traced("fault"):
+            sum(pages[start] for start in range(0, len(pages), mmap.PAGESIZE))
+
+
+def migrate() -> None:
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    with traced("migrate"):
+        for turn in range(10):
+            os.sched_setaffinity(0, {cpus[turn % 2]})
+
+
+def spin() -> None:
+    """Want a CPU all the time, for a quarter of a second of it."""
+    os.sched_setaffinity(0, {int(sys.argv[3])})
+    with traced("spin"):
+        begin = time.process_time()
+        while time.process_time() - begin < 0.25:
+            pass
+
+
 MODES = {
+    "fault": fault,
+    "migrate": migrate,
+    "spin": spin,
     "every": every_function,
     "threads": threads,
     "asyncio": lambda: asyncio.run(tasks()),
