@@ -53,26 +53,24 @@ class BuildWithProbes(build_py):
             sys.path.pop(0)
 
 
+def extension(name: str, sources: tuple[str, ...], headers: tuple[str, ...] = ()) -> Extension:
+    return Extension(
+        f"pasta_otel._native.{name}",
+        sources=[f"pasta_otel/_native/{source}.c" for source in sources],
+        depends=[f"pasta_otel/_native/{header}.h" for header in headers],
+        define_macros=[*LIMITED, ("_GNU_SOURCE", "1")],
+        extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-cast-function-type"],
+        libraries=["dl", "pthread"],
+        py_limited_api=not FREE_THREADED,
+        optional=False,
+    )
+
+
 setup(
     cmdclass={"build_py": BuildWithProbes},
     ext_modules=[
-        Extension(
-            "pasta_otel._native._cupti",
-            sources=[f"pasta_otel/_native/{name}.c" for name in ("module", "rows", "decode", "live")],
-            depends=[f"pasta_otel/_native/{name}.h" for name in ("rows", "decode", "live")],
-            define_macros=[*LIMITED, ("_GNU_SOURCE", "1")],
-            extra_compile_args=[
-                "-std=c11",
-                "-O2",
-                "-fvisibility=hidden",
-                "-Wall",
-                "-Wextra",
-                "-Wno-cast-function-type",
-            ],
-            libraries=["dl", "pthread"],
-            py_limited_api=not FREE_THREADED,
-            optional=False,
-        )
+        extension("_cupti", ("module", "rows", "decode", "live"), ("rows", "decode", "live")),
+        extension("_sanitizer", ("sanitizer",)),
     ]
     if NATIVE
     else [],

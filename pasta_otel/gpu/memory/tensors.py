@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from heapq import nlargest
 
 from pasta_otel.gpu.memory.model import Tensor
+from pasta_otel.gpu.memory.raw import Event, nothing
 
 MOST_ENTRIES = 16_384
 """Entries of the device's table: 14 steps of its binary search, 393 KB."""
@@ -61,6 +62,7 @@ class Tensors:
         most_freed: Most freed tensors that are remembered until a launch is known to have touched them.
 
     Attributes:
+        raw: Returns what happened to raw device memory since its last call; asked before every change.
         lost: Tensors that a launch touched, of which nothing is remembered.
         left_out: The most entries that one table had no room for.
     """
@@ -80,6 +82,7 @@ class Tensors:
         self._queue: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
         self._lock = threading.RLock()
         self._busy = False
+        self.raw: Callable[[], list[Event]] = nothing
         self._last = self._version = 0
         self._table, self._table_version = struct.pack("<Q", 0), 0
         self.lost = self.left_out = 0
@@ -151,9 +154,11 @@ class Tensors:
         ]
 
     def _apply(self, change: Callable[..., None] | None, *arguments: object) -> None:
-        if change is not None:
-            self._queue.append((change, arguments))
         with self._lock:
+            for freed, address, size in self.raw():
+                self._note_raw(freed, address, size)
+            if change is not None:
+                self._queue.append((change, arguments))
             if self._busy:
                 return  # we are below a change of this same thread, which goes on with the queue
             self._busy = True
@@ -163,6 +168,12 @@ class Tensors:
                     waiting(*its)
             finally:
                 self._busy = False
+
+    def _note_raw(self, freed: int, address: int, size: int) -> None:
+        if freed:
+            self._queue.append((self._free_segment, (address, self._now())))
+        elif address and size:
+            self._queue.append((self._allocate_segment, (address, size, "", self._now())))
 
     def _allocate(self, address: int, size: int, source: str, module: str, now: int) -> None:
         record = _Record(address, size, source, module, now)
