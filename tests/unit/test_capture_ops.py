@@ -15,6 +15,7 @@ from pasta_otel.gpu.cupti.ops import (
     OpWindow,
     TaggedRegions,
     parse_frame,
+    records_of,
     rows_of,
     user_frame,
 )
@@ -76,6 +77,40 @@ def test_the_outermost_op_of_a_region_is_its_child_and_gpu_work_is_the_ops():
 def test_ops_of_other_threads_and_outside_regions_are_nobodys():
     records = [mark(7, 70, 0, 100), OpRecord("aten::add", 10, 20, 2), OpRecord("aten::mul", 150, 160, 1)]
     assert rows_of(records, OpSites(str), counter(), 0) == []
+
+
+@pytest.mark.parametrize("version", ["before 2.5", "later"])
+def test_annotations_are_no_gpu_work_and_torn_events_cost_nothing_else(version):
+    class Event:
+        def __init__(self, name, annotation):
+            self._name = name
+            if version == "later":
+                self.is_user_annotation = lambda: annotation
+
+        def name(self):
+            return self._name
+
+        def device_type(self):
+            return "DeviceType.CUDA"
+
+        def start_ns(self):
+            return 1
+
+        def end_ns(self):
+            return 2
+
+        def linked_correlation_id(self):
+            return 3
+
+        def device_index(self):
+            return 0
+
+    class Torn(Event):
+        def name(self):
+            return b"\x83".decode()
+
+    found = list(records_of([Event(f"{MARK}0:0", True), Torn("", False), Event("sgemm", False)]))
+    assert found == [OpRecord("sgemm", 1, 2, 0, 3, 0)]
 
 
 @pytest.mark.parametrize(

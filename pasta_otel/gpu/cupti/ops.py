@@ -283,15 +283,32 @@ def _ops_of_thread(  # noqa: PLR0913, PLR0917 - one walk over sorted records tha
 def records_of(events: Iterable[Any]) -> Iterable[OpRecord]:
     """Read the profiler's events: ops, our marks, and GPU work; everything else is left out."""
     for event in events:
-        on_device = str(event.device_type()).rpartition(".")[2] == "CUDA"
-        name = event.name()
-        if on_device:
-            correlation = event.linked_correlation_id()
-            yield OpRecord(name, event.start_ns(), event.end_ns(), 0, correlation, event.device_index())
-        elif name.startswith(MARK) or (not event.is_python_function() and "::" in name):
-            stack = tuple(filter(None, map(parse_frame, event.stack())))
-            times = event.start_ns(), event.end_ns()
-            yield OpRecord(name, *times, event.start_thread_id(), event.correlation_id(), None, stack)
+        try:
+            record = _read(event)
+        except (
+            UnicodeDecodeError
+        ):  # seen once in some hundred windows: a text of an op under way as the profiler stopped
+            _log.debug("an event of torch.profiler could not be read", exc_info=True)
+            continue
+        if record is not None:
+            yield record
+
+
+def _read(event: Any) -> OpRecord | None:
+    name, times = event.name(), (event.start_ns(), event.end_ns())
+    if str(event.device_type()).rpartition(".")[2] == "CUDA":
+        if _is_annotation(event):  # the time on the GPU of a record_function, ours too: its GPU kernels come themselves
+            return None
+        return OpRecord(name, *times, 0, event.linked_correlation_id(), event.device_index())
+    if name.startswith(MARK) or (not event.is_python_function() and "::" in name):
+        stack = tuple(filter(None, map(parse_frame, event.stack())))
+        return OpRecord(name, *times, event.start_thread_id(), event.correlation_id(), None, stack)
+    return None
+
+
+def _is_annotation(event: Any) -> bool:
+    asked = getattr(event, "is_user_annotation", None)  # torch 2.5
+    return event.name().startswith(MARK) if asked is None else bool(asked())
 
 
 def parse_frame(text: str) -> Frame | None:
