@@ -16,6 +16,7 @@ from pasta_otel.ebpf.uname import host_machine, linux_version
 
 MULTI_SINCE = (6, 6)
 LOG_SIZE = 1 << 16
+TRACEFS = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 _POINTERS = (
     "bpf_object__open_file", "bpf_object__find_program_by_name", "bpf_object__next_program", "bpf_object__next_map",
     "bpf_object__find_map_by_name", "bpf_program__attach_uprobe_opts", "bpf_program__attach_trace",
@@ -196,8 +197,11 @@ class CoreLoaded:
 
     def attach_tracepoint(self, probe: str, program: str, tracepoint: str) -> Link:
         """Attach a program where its own section says."""
+        what = f"attaching {probe}/{program} to {tracepoint}"
         pointer = self._bpf.bpf_program__attach(self._program(f"{probe}/{program}"))
-        return self._link(pointer, f"attaching {probe}/{program} to {tracepoint}")
+        if not pointer and ctypes.get_errno() == errno.ENOENT and not _sees_tracepoints():
+            raise RefusedError(Refusal("tracefs_missing", errno.ENOENT, f"{what}: no tracefs is mounted"))
+        return self._link(pointer, what)
 
     def attach_perf(self, probe: str, program: str, event: str) -> Link:
         """Attach to a software event of perf, on every CPU."""
@@ -264,6 +268,11 @@ class _Attachment:
 def _close_all(links: Sequence[Link]) -> None:
     for link in links:
         link.close()
+
+
+def _sees_tracepoints() -> bool:
+    """Return whether tracefs is mounted at one of its two places, where libbpf looks tracepoints' ids up."""
+    return any(os.path.exists(f"{path}/events") for path in TRACEFS)  # noqa: PTH110 - see probes.py
 
 
 def _error(what: str) -> RefusedError:

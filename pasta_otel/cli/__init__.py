@@ -19,6 +19,9 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.stderr.write("pasta-otel: interrupted\n")
         code = 130
+    except BrokenPipeError:  # whoever read our output has gone, as head(1) does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
     except PastaError as error:
         sys.stderr.write(f"pasta-otel: {error}\n")
         code = error.exit_code

@@ -152,3 +152,13 @@ def test_a_wrong_word_is_explained_and_nothing_starts(words, said):
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
+
+
+def test_a_reader_that_goes_away_ends_the_agent_without_a_traceback():
+    command_line = [sys.executable, "-m", "pasta_otel", "agent", "--loader", "files", "--no-export", "--port", "0"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command_line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ) as running:
+        running.stdout.readline()
+        running.stdout.close()
+        assert running.wait(30) == 1
+        assert b"Traceback" not in running.stderr.read()
