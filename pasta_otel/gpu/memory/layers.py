@@ -13,6 +13,7 @@ import weakref
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from types import FrameType, ModuleType
 from typing import Any, Protocol
 
@@ -38,16 +39,15 @@ class Naming(Protocol):
 class _Steps:
     """One thread's changes of module, by the number of the next node that autograd makes there."""
 
-    __slots__ = ("__weakref__", "names", "numbers")
+    __slots__ = ("last", "names", "numbers")
 
     def __init__(self) -> None:
         self.numbers, self.names = array("Q"), [""]  # names[0]: before the first change
+        self.last = -1
 
     def add(self, number: int, name: str) -> None:
-        """Note that from this number on the thread is in another module."""
-        if self.numbers and self.numbers[-1] == number:
-            self.names[-1] = name
-            return
+        """Note that from this number on, which is greater than ``last``, the thread is in another module."""
+        self.last = number
         self.numbers.append(number)
         self.names.append(name)
         if len(self.numbers) > MOST_STEPS:
@@ -56,17 +56,26 @@ class _Steps:
 
     def at(self, number: int) -> str | None:
         """Return the module of a node with this number; None if the thread has surely not made it."""
-        if not self.numbers or number >= self.numbers[-1]:
+        if number >= self.last:
             return None
         return self.names[bisect_right(self.numbers, number)]
 
 
-class _Local(threading.local):
-    """This thread's open module calls, innermost last, and its changes."""
+class _Thread:
+    """A thread's open module calls, innermost last, and its changes; None before the first."""
+
+    __slots__ = ("stack", "steps")
 
     def __init__(self) -> None:
         self.stack: list[_Call] = []
         self.steps: _Steps | None = None
+
+
+class _Local(threading.local):
+    """This thread's state: one slow look-up for all of it."""
+
+    def __init__(self) -> None:
+        self.thread = _Thread()
 
 
 class Layers:
@@ -99,10 +108,12 @@ class Layers:
         self._lock = threading.Lock()
         self.epoch = 0
         self.problems: set[str] = set()
+        self._next_number: Callable[[], int] = _zero
         self.before, self.after = _hooks(self, _never)
 
     def bind(self, torch: Any) -> None:
-        """Make the hooks anew, so that the compiler of this torch sees nothing in them."""
+        """Take autograd's numbers from this torch, and make the hooks anew: its compiler sees nothing in them."""
+        self._next_number = getattr(torch.autograd, "_get_sequence_nr", _zero)
         compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
         self.before, self.after = _hooks(self, compiling or _never)
 
@@ -113,9 +124,10 @@ class Layers:
         several threads may have made it.
         """
         try:
-            stack = self._local.stack
+            thread = self._local.thread
+            stack = thread.stack
             if stack and stack[-1][2] != self.epoch:
-                self._prune(sys._getframe(1))
+                self._prune(thread, sys._getframe(1))
             return stack[-1][1].site.name if stack else self._of_backward()
         except Exception as error:  # noqa: BLE001 - the program goes on
             self.report(error)
@@ -128,9 +140,10 @@ class Layers:
 
     def enter(self, module: Any) -> None:
         """Note that a module's call begins in this thread."""
-        stack = self._local.stack
+        thread = self._local.thread
+        stack = thread.stack
         if stack and stack[-1][2] != self.epoch:
-            self._prune(sys._getframe(2).f_back)  # without the call that begins
+            self._prune(thread, sys._getframe(2).f_back)  # without the call that begins
         if stack:
             outside = stack[-1][1]
             found = outside.children.get(id(module))
@@ -139,7 +152,7 @@ class Layers:
             node = self._places.get(module) or self._names.root(module)
             self._parameters.name(module, node)
         stack.append((module, node, self.epoch))
-        self._step()
+        self._step(thread, node.site.name)
 
     def _add(self, outside: ModuleNode, module: Any) -> ModuleNode:
         """Return a new node, whose name holds where the module is called by itself too (recomputed activations)."""
@@ -149,43 +162,41 @@ class Layers:
 
     def leave(self, module: Any) -> None:
         """Note that a module's call ends in this thread; calls inside it that did not, have ended too."""
-        stack = self._local.stack
+        thread = self._local.thread
+        stack = thread.stack
         for at in range(len(stack) - 1, -1, -1):
             if stack[at][0] is module:
                 del stack[at:]
-                self._step()
+                self._step(thread, stack[-1][1].site.name if stack else "")
                 return
 
-    def _step(self) -> None:
-        local = self._local
-        steps = local.steps
+    def _step(self, thread: _Thread, name: str) -> None:
+        steps = thread.steps
         if steps is None:
-            steps = local.steps = _Steps()
+            steps = thread.steps = _Steps()
             self._remember(steps)
-        stack = local.stack
-        steps.add(self._next_number(), stack[-1][1].site.name if stack else "")
-
-    def _next_number(self) -> int:
-        autograd: Any = self._modules.get("torch.autograd")
-        number = getattr(autograd, "_get_sequence_nr", None)
-        return 0 if number is None else int(number())
+        number = self._next_number()
+        if number == steps.last:
+            steps.names[-1] = name
+        else:
+            steps.add(number, name)
 
     def _remember(self, steps: _Steps) -> None:
         with self._lock:
             self._threads.append(steps)
             if len(self._threads) > MOST_THREADS:
                 gone = self._threads.pop(0)
-                self._forgotten = max(self._forgotten, *gone.numbers[-1:], 0)
+                self._forgotten = max(self._forgotten, gone.last)
 
-    def _prune(self, frame: FrameType | None) -> None:
+    def _prune(self, thread: _Thread, frame: FrameType | None) -> None:
         """Drop calls that ended while the hooks were away: those that no frame of this thread is running any more."""
-        stack = self._local.stack
+        stack = thread.stack
         kept: list[_Call] = []
         for module in running_modules(frame):
             if len(kept) < len(stack) and stack[len(kept)][0] is module:
                 kept.append((*stack[len(kept)][:2], self.epoch))
         stack[:] = kept
-        self._step()
+        self._step(thread, kept[-1][1].site.name if kept else "")
 
     def _of_backward(self) -> str:
         torch: Any = self._modules.get(TORCH)
@@ -202,6 +213,10 @@ class Layers:
 
 def _never() -> bool:
     return False
+
+
+def _zero() -> int:
+    return 0
 
 
 def _hooks(
@@ -236,11 +251,11 @@ class Parameters:
 
     Args:
         tensors: Takes the names.
-        device_type: Of the parameters that are named.
+        device_type: Of the parameters that are named: ``cuda``, ``cpu``.
     """
 
     def __init__(self, tensors: Naming, device_type: str) -> None:
-        self._tensors, self._device_type = tensors, device_type
+        self._tensors, self._on_device = tensors, attrgetter(f"is_{device_type}")
         self._roots: dict[int, tuple[weakref.ref[Any], _Watched]] = {}
         self._owners: dict[int, tuple[weakref.ref[Any], str]] = {}
 
@@ -275,7 +290,7 @@ class Parameters:
         if tensor is None:
             return None
         try:
-            return int(tensor.data_ptr()) if tensor.device.type == self._device_type else 0
+            return tensor.data_ptr() if self._on_device(tensor) else 0
         except (RuntimeError, NotImplementedError, ValueError):  # no storage: lazy, functional or wrapped tensors
             return 0
 
