@@ -162,7 +162,7 @@ from pasta_otel import semconv
 from pasta_otel.app import gpu_capture
 from pasta_otel.gpu.cupti import start
 from pasta_otel.instrumentation import instrument, uninstrument
-start.LOOK_S, start.cuda_is_loaded = 0.01, lambda: True
+start.LOOK_S, start.cuda_is_used = 0.01, lambda: True
 class Exporter:
     sent = []
     def export(self, data): self.sent.append(data)

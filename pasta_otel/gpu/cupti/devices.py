@@ -18,6 +18,16 @@ def device_uuid(ordinal: int) -> str:
     return _known[ordinal]
 
 
+def device_count() -> int:
+    """Return how many CUDA devices this process has; 0 before it has initialised CUDA, and without a driver."""
+    count = ctypes.c_int()
+    try:
+        code = ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count))
+    except (OSError, AttributeError):
+        return 0
+    return count.value if code == 0 else 0
+
+
 def _ask(ordinal: int) -> str | None:
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -19,7 +19,7 @@ from pasta_otel._native import _cupti
 from pasta_otel.errors import MissingError
 from pasta_otel.gpu.cupti import library
 from pasta_otel.gpu.cupti.capture import Capture
-from pasta_otel.gpu.cupti.devices import device_uuid
+from pasta_otel.gpu.cupti.devices import device_count, device_uuid
 from pasta_otel.gpu.cupti.graphs import CudaDriver, GraphRecorder
 from pasta_otel.gpu.cupti.ops import OpWindow, RowSink, TaggedRegions
 from pasta_otel.gpu.cupti.requests import RequestRegions
@@ -77,7 +77,7 @@ class GpuCaptureStarter:
         sink: Takes GPU spans, and op spans at tier 3; None = metrics only.
         meter: Exports the state of the capture.
         names: Qualified names of modules, for what CUDA graphs replay.
-        uses_cuda: Whether the process has loaded the CUDA driver.
+        uses_cuda: Whether the process has begun to use CUDA.
 
     Attributes:
         regions: Which span each thread is in.
@@ -98,7 +98,7 @@ class GpuCaptureStarter:
     ) -> None:
         self._options, self._sink, self._meter = options, sink, meter
         self._names = names or ModuleNames()
-        self._uses_cuda = uses_cuda or cuda_is_loaded
+        self._uses_cuda = uses_cuda or cuda_is_used
         self.on_started: Callable[[], object] = lambda: None
         self.regions = Regions(_cupti, time.time_ns)
         self.observer = TaggedRegions(self.regions)
@@ -209,6 +209,14 @@ def refuse_if_analysed() -> None:
     session = sys.modules.get(MEMORY_SESSION)
     if session is not None and session.running() is not None:
         raise MissingError("this process' memory accesses are analysed, and a process has one profiler")
+
+
+def cuda_is_used() -> bool:
+    """Return whether this process has initialised CUDA and found a device.
+
+    The loaded library alone is not enough: without a device CUPTI 13.2 crashes as early as in ``cuptiGetVersion``.
+    """
+    return cuda_is_loaded() and device_count() > 0
 
 
 def cuda_is_loaded(maps: Path = Path("/proc/self/maps")) -> bool:
