@@ -21,14 +21,14 @@ ALL = 0xFFFFFFFF
 LOAD, STORE, ATOMIC, PREFETCH = 1, 2, 3, 8
 
 
-def build(name: str, folder: Path) -> Path:
-    """Compile a fixture with the device functions in it."""
+def build(name: str, folder: Path, *places: Path) -> Path:
+    """Compile a fixture with the device functions in it, which lie beside ours or in one of the places."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler to run the device functions on the CPU")
     target = folder / f"{name}.so"
-    places = [f"-I{source().parent}", f"-I{FIXTURES}"]
-    command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", *places, str(FIXTURES / f"{name}.cpp"), "-o"]
+    included = [f"-I{folder}" for folder in (source().parent, FIXTURES, *places)]
+    command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", *included, str(FIXTURES / f"{name}.cpp"), "-o"]
     subprocess.run([*command, str(target)], check=True)
     return target
 

@@ -86,7 +86,8 @@ class OpenBlocks:
 
     def refusal(self, number: int, name: str, /) -> str:
         """Return why nobody wants this launch; empty = it is analysed."""
-        refusals = {part: part.wants(number, name) for part in self._open}  # a block that is entered twice counts once
+        entered_twice_counts_once = dict.fromkeys(self._open)
+        refusals = {part: part.wants(number, name) for part in entered_twice_counts_once}
         wanting = [part for part, reason in refusals.items() if not reason]
         if wanting:
             self._wanted[number] = wanting
