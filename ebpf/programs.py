@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from pasta_otel.ebpf.loaders.bcc import import_bcc
+from pasta_otel.ebpf.loaders.bcc import compile_program, import_bcc
 from pasta_otel.ebpf.ports import Refusal, RefusedError
 from pasta_otel.ebpf.start_reason import start_reason
 from pasta_otel.errors import InputError
@@ -59,10 +59,12 @@ class UserProgram:
         wanted = _attachments(path.with_suffix(".yaml"))
         module = module or import_bcc()
         try:
-            self._bpf = module.BPF(text=path.read_bytes(), cflags=["-w"])
+            self._bpf = compile_program(module, path.read_bytes())
             for attach in (partial(_attach, self._bpf, item) for item in wanted):
                 attach()
             self._open(module)
+        except RefusedError:
+            raise
         except Exception as error:
             text = f"{path}: {str(error).strip()[-500:]}"
             raise RefusedError(Refusal(start_reason(str(error)), 0, text)) from error

@@ -10,7 +10,8 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from pasta_otel.ebpf.syscall import PERF_EVENTS
 from pasta_otel.ebpf.uname import host_machine
 
 DISTRIBUTION_PACKAGES = "/usr/lib/python3/dist-packages"
+IN_KERNEL_HEADERS = "/sys/kernel/kheaders.tar.xz"
+"""Where a kernel with CONFIG_IKHEADERS has its own headers."""
 ATTACH_ARGUMENTS = 6
 """How many arguments bcc's Python hands to ``bpf_attach_uprobe``, which takes one more (iovisor/bcc#5269)."""
 
@@ -128,6 +131,8 @@ class BccLoader:
                 refusals[probe.name] = error.refusal
             else:
                 good.append(probe)
+        if not good:
+            raise RefusedError(refusals[probes[0].name])
         return _compile(module, expanded_source(good, self._folder))
 
 
@@ -140,12 +145,40 @@ def _for_core(name: str) -> Refusal:
 
 
 def _compile(module: Any, text: str) -> Any:
+    popped = 8 if host_machine() == "x86_64" else 0  # by a return, off the stack
     try:
-        return module.BPF(
-            text=text.encode(), cflags=["-w", f"-DPASTA_RETURN_ADDRESS={8 if host_machine() == 'x86_64' else 0}"]
-        )
+        return compile_program(module, text.encode(), f"-DPASTA_RETURN_ADDRESS={popped}")
+    except RefusedError:
+        raise
     except Exception as error:
         raise RefusedError(Refusal(start_reason(str(error)), 0, str(error).strip()[-500:])) from error
+
+
+def compile_program(module: Any, text: bytes, *flags: str) -> Any:
+    """Return a compiled program.
+
+    Raises:
+        RefusedError: There are no kernel headers; bcc itself would say so in text of its own on standard output.
+        Exception: Whatever bcc raises.
+    """
+    build = f"/lib/modules/{os.uname().release}/build"
+    if not any(map(os.path.exists, (build, IN_KERNEL_HEADERS))) and "BCC_KERNEL_SOURCE" not in os.environ:
+        raise RefusedError(Refusal("kernel_headers_missing", errno.ENOENT, f"no {build}"))
+    with _output_to_stderr():
+        return module.BPF(text=text, cflags=["-w", *flags])
+
+
+@contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """Keep what libraries write out of the standard output, which is the agent's JSON."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 class BccLoaded:
