@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections import OrderedDict
 
 ROWS, COLUMNS = 512, 1024
@@ -68,6 +69,10 @@ def torch_program():
     torch.cuda.synchronize()
     assert float(doubled.sum()) == 6.0 * FORGOTTEN
     assert float(after.sum()) == 4.0 * FORGOTTEN
+    begin = time.perf_counter_ns()
+    for _ in range(1000):
+        torch._C._cuda_memoryStats(0)
+    note("nanoseconds of statistics", (time.perf_counter_ns() - begin) // 1000, 0)
     for name, parameter in program.named_parameters():
         assert parameter.grad is not None, name
         place(name, parameter.data)

@@ -47,7 +47,9 @@ def run(kind: str, out: Path) -> SimpleNamespace:
             shutil.copy(file, Path(target) / f"tensors-{kind}-{file.name}")
     result = max(read_results(out), key=lambda one: len(one.launches))
     assert result.problems == ()
-    return SimpleNamespace(result=result, facts=json.loads(done.stdout.splitlines()[0]))
+    facts = json.loads(done.stdout.splitlines()[0])
+    sys.stdout.write(f"FACTS {json.dumps({kind: facts})}\n")
+    return SimpleNamespace(result=result, facts=facts)
 
 
 @pytest.fixture(scope="module")
