@@ -24,10 +24,12 @@ from pasta_otel.ebpf.probes import OBJECT_FOLDER
 from pasta_otel.ebpf.processes import ProcessTable
 from pasta_otel.ebpf.return_probes import return_probes_refusal
 from pasta_otel.ebpf.start_reason import HELP, lockdown_reason, read_lockdown
+from pasta_otel.errors import MissingError
 from pasta_otel.gpu.device.amd import amd_source
 from pasta_otel.gpu.device.model import DeviceReading, Snapshot
 from pasta_otel.gpu.device.nvml import nvml_source
 from pasta_otel.gpu.device.sampler import DeviceSampler
+from pasta_otel.gpu.memory import library as sanitizer
 from pasta_otel.semconv import HW_DRIVER_VERSION
 
 DEVICE_LIMIT_S = 10.0  # the first call may have to wake a driver without persistence mode
@@ -241,6 +243,22 @@ def _cupti_files(world: World) -> Iterator[Path]:
         yield from sorted(Path(home).glob("extras/CUPTI/lib64/libcupti.so.1*"))
     for folder in world.packages:
         yield from sorted((folder / "nvidia").glob("*/lib/libcupti.so.1*"))
+
+
+def memory_analysis(world: World) -> Capability:
+    """What `analyze memory` needs: the Sanitizer's library, device patches or nvcc, and a free profiler."""
+    name = "memory_analysis"
+    if injected := world.environ.get("CUDA_INJECTION64_PATH"):
+        return missing(
+            name, f"CUPTI is active: CUDA_INJECTION64_PATH={injected}", "unset it to analyse memory accesses"
+        )
+    try:
+        found = sanitizer.find_library(world.environ, map(str, world.packages))
+        patch = sanitizer.ready_patch(world.environ, sanitizer.source())
+        compiler = "" if patch.is_file() else sanitizer.find_nvcc(world.environ)
+    except MissingError as error:
+        return missing(name, error.message, error.how or "name a file that exists, or nothing")
+    return there(name, f"{found}, patches {f'to be compiled by {compiler}' if compiler else f'in {patch}'}")
 
 
 def btf(world: World) -> Capability:
@@ -461,6 +479,7 @@ PROBES: Mapping[str, Callable[[World], Capability]] = {
     "gpu": gpu,
     "cuda_driver": cuda_driver,
     "cupti": cupti,
+    "memory_analysis": memory_analysis,
     "btf": btf,
     "ebpf_load": ebpf_load,
     "ebpf_capabilities": ebpf_capabilities,

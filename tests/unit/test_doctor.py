@@ -143,6 +143,32 @@ def test_cupti_inside_a_package_is_found(tmp_path: Path):
     assert probe("cupti", bare(tmp_path, packages=(tmp_path / "site",))).state == "there"
 
 
+def test_memory_analysis_names_the_library_and_where_its_patches_come_from(tmp_path: Path):
+    library, patch = tmp_path / "libsanitizer-public.so", tmp_path / "memory.fatbin"
+    library.touch()
+    patch.touch()
+    environ = {"PASTA_SANITIZER_LIBRARY": str(library), "PASTA_SANITIZER_PATCH": str(patch)}
+    found = probe("memory_analysis", bare(tmp_path, environ=environ))
+    assert (found.state, found.detail) == ("there", f"{library}, patches in {patch}")
+    found = probe("memory_analysis", bare(tmp_path, environ={**environ, "PASTA_SANITIZER_PATCH": "/nonexistent"}))
+    assert (found.state, found.detail) == ("missing", "/nonexistent (PASTA_SANITIZER_PATCH) does not exist")
+    toolkit = tmp_path / "toolkit"
+    write(toolkit / "bin" / "nvcc", "")
+    (toolkit / "bin" / "nvcc").chmod(0o755)
+    own = {"PASTA_SANITIZER_LIBRARY": str(library), "CUDA_HOME": str(toolkit), "XDG_CACHE_HOME": str(tmp_path)}
+    found = probe("memory_analysis", bare(tmp_path, environ=own))
+    assert found.state == "there"
+    assert found.detail.startswith(f"{library}, patches ")
+
+
+def test_memory_analysis_is_missing_where_another_profiler_has_the_process_or_there_is_no_library(tmp_path: Path):
+    found = probe("memory_analysis", bare(tmp_path, environ={"CUDA_INJECTION64_PATH": "/nsys.so"}))
+    assert (found.state, found.detail) == ("missing", "CUPTI is active: CUDA_INJECTION64_PATH=/nsys.so")
+    found = probe("memory_analysis", bare(tmp_path, environ={"PASTA_SANITIZER_LIBRARY": "/nonexistent.so"}))
+    assert found.state == "missing"
+    assert "PASTA_SANITIZER_LIBRARY" in found.how
+
+
 def test_the_cuda_driver_says_its_version(tmp_path: Path):
     def version(pointer) -> int:
         pointer._obj.value = 13000

@@ -103,18 +103,27 @@ def find_patch(environ: Mapping[str, str] = os.environ, code: Path | None = None
     Raises:
         MissingError: There is none and it cannot be compiled; says why.
     """
+    code = code or source()
+    found = ready_patch(environ, code)
+    if not found.is_file():
+        compile_patch(find_nvcc(environ), found, code=code)
+    return str(found)
+
+
+def ready_patch(environ: Mapping[str, str], code: Path) -> Path:
+    """Return the file of compiled patches, which may have to be compiled yet.
+
+    Raises:
+        MissingError: The named one does not exist.
+    """
     if explicit := environ.get("PASTA_SANITIZER_PATCH"):
         if not Path(explicit).is_file():
             raise MissingError(f"{explicit} (PASTA_SANITIZER_PATCH) does not exist")
-        return explicit
-    code = code or source()
+        return Path(explicit)
     built_in = code.with_suffix(".fatbin")
     if built_in.parent == kernels() and built_in.is_file():
-        return str(built_in)
-    cached = cache_folder(environ) / f"{code.stem}-{_digest(code)}.fatbin"
-    if not cached.is_file():
-        compile_patch(find_nvcc(environ), cached, code=code)
-    return str(cached)
+        return built_in
+    return cache_folder(environ) / f"{code.stem}-{_digest(code)}.fatbin"
 
 
 def _digest(code: Path) -> str:
