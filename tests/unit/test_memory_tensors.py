@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import random
 import struct
 import threading
 from bisect import bisect_right
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pasta_otel.gpu.memory.slots import OTHER, PAGE_BYTES
 from pasta_otel.gpu.memory.tensors import LEAST_BYTES, Tensors, _common
+from tests.sanitizer import Warp, build
 
 UNIT = LEAST_BYTES
 PLACES = 40
@@ -382,3 +387,23 @@ def test_a_change_inside_of_a_change_is_made_after_it(monkeypatch):
     monkeypatch.setattr(tensors, "_remove", remove_and_be_called)
     tensors.freed(at(0))
     assert [begin for begin, _, _ in entries(tensors.table())] == [at(2)]
+
+
+def test_the_device_functions_find_the_same_tensors(tmp_path):
+    chance, library = random.Random(0), ctypes.CDLL(str(build("emulation", tmp_path)))
+    tensors = Tensors()
+    for _ in range(60):
+        place, length = chance.randrange(PLACES), chance.randrange(7)
+        kind = chance.choice(["allocate", "allocate", "free", "allocate_segment"])
+        apply(tensors, (kind, place) if kind == "free" else (kind, place, length + (kind == "allocate_segment")))
+        table = tensors.table()
+        warp, touched, outside = Warp(library, table).block(), Counter[int](), 0
+        for _ in range(4):
+            addresses = [at(chance.randrange(PLACES + 8)) + 4 * chance.randrange(UNIT // 4) for _ in range(32)]
+            warp.access("global", addresses, 4)
+            touched.update(number for address in addresses if (number := look_up(table, address)))
+            outside += sum(not look_up(table, address) for address in addresses)
+        assert dict(warp.result.tensors) == touched
+        assert warp.result.words[OTHER["hot_outside"]] == outside
+        assert warp.result.words[OTHER["hot_lost"]] == 0
+        assert warp.result.working_set % PAGE_BYTES == 0
