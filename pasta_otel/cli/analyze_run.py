@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,13 +156,14 @@ def why_nothing(processes: int, seen: int, skipped: Mapping[str, int], problems:
     return f"none of {seen:,} launches: {', '.join(f'{count:,} ({reason})' for reason, count in skipped.items())}"
 
 
-def write(target: Path, text: str, option: str) -> None:
-    """Write a report.
+def write(target: Path, text: str | Iterable[str], option: str) -> None:
+    """Write a report, whole or in pieces.
 
     Raises:
         InputError: It cannot be written; names the file.
     """
     try:
-        target.write_text(text, encoding="utf-8")
+        with target.open("w", encoding="utf-8") as file:
+            file.writelines([text] if isinstance(text, str) else text)
     except OSError as error:
         raise InputError(error.strerror or str(error), file=str(target), field=option) from error

@@ -122,7 +122,7 @@ def test_patches_are_compiled_once_for_the_source_that_they_come_from(tmp_path, 
     environ = {"PATH": f"{nvcc.parent}:/usr/bin:/bin", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     first, second = library.find_patch(environ), library.find_patch(environ)
     assert first == second
-    assert len(calls.read_text().splitlines()) == 1
+    assert len([line for line in calls.read_text().splitlines() if "-gencode" in line]) == 1
     assert all(f"code=sm_{number}" in calls.read_text() for number in library.ARCHITECTURES)
     assert [path.name for path in (tmp_path / "cache" / "pasta-otel").iterdir()] == [library.Path(first).name]
 

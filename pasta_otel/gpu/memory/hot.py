@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pasta_otel.gpu.memory.model import Launch, Tensor
 from pasta_otel.gpu.memory.results import ProcessResult
@@ -15,6 +15,7 @@ from pasta_otel.gpu.memory.words import duration, steps
 COLUMNS = 60
 _LEAST_FILLED = 0.5
 
+Key = TypeVar("Key")
 Row = Mapping[int, int]
 """Lane accesses by column."""
 
@@ -137,9 +138,9 @@ class Timeline:
     ticks: tuple[tuple[float, str], ...]
     launches: tuple[tuple[ProcessResult, Launch, int], ...]
 
-    def rows(self, keys: Callable[[ProcessResult, Launch], Iterable[tuple[str, int]]]) -> dict[str, Row]:
+    def rows(self, keys: Callable[[ProcessResult, Launch], Iterable[tuple[Key, int]]]) -> dict[Key, Row]:
         """Sum numbers by key and column."""
-        found: dict[str, Counter[int]] = defaultdict(Counter)
+        found: dict[Key, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         for result, launch, column in self.launches:
             for key, number in keys(result, launch):
                 found[key][column] += number

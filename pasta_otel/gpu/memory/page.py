@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pasta_otel.gpu.classes import short_name
@@ -135,14 +136,18 @@ def _range_heat(report: MemoryReport) -> Iterator[str]:
         return
     line = report.timeline
     groups = _grouped(list(report.ranges))
-    row_of = {key: number for number, group in enumerate(groups) for key in group}
+    row_of: dict[int, dict[int, int]] = defaultdict(dict)
+    for number, group in enumerate(groups):
+        for pid, address in group:
+            row_of[pid][address] = number
 
-    def keys(result: ProcessResult, launch: Launch) -> Iterable[tuple[str, int]]:
-        return ((str(row_of[result.pid, address]), count) for address, count in launch.ranges)
+    def keys(result: ProcessResult, launch: Launch) -> Iterable[tuple[int, int]]:
+        of_process = row_of[result.pid]
+        return ((of_process[address], count) for address, count in launch.ranges)
 
     rows = line.rows(keys)
     several = len(report.results) > 1
-    drawn = [_range_row(group, rows.get(str(number), {}), several=several) for number, group in enumerate(groups)]
+    drawn = [_range_row(group, rows.get(number, {}), several=several) for number, group in enumerate(groups)]
     yield heat_map(drawn, _axis(report), "lane accesses")
 
 
