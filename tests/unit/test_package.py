@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from pasta_otel.errors import MissingError
+from pasta_otel.gpu.memory import library
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,6 +63,25 @@ def test_the_wheel_carries_the_data_it_reads_at_run_time(wheel: Path) -> None:
             if path.suffix in {".yaml", ".json", ".html", ".css", ".js", ".sql"}:
                 inside = path.relative_to(ROOT).as_posix()
                 assert (inside if inside.startswith("pasta_otel/") else f"pasta_otel/{inside}") in names
+
+
+def test_the_wheel_carries_the_device_functions_and_compiled_ones_where_there_was_nvcc(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    folder = "pasta_otel/gpu/kernels"
+    assert {f"{folder}/memory.cu", f"{folder}/patch.cuh", "pasta_otel/gpu/memory/inject/sitecustomize.py"} <= names
+    assert (f"{folder}/memory.fatbin" in names) == _nvcc_works()
+
+
+def _nvcc_works() -> bool:
+    try:
+        nvcc = library.find_nvcc(os.environ)
+    except MissingError:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "x.cu")
+        source.write_text("__global__ void x() {}\n")
+        command = [nvcc, "-cubin", str(source), "-o", str(Path(folder, "x"))]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def test_the_wheel_installs_into_an_empty_environment_and_its_command_starts(wheel: Path, tmp_path: Path) -> None:
