@@ -9,6 +9,7 @@
 
 #define MAX_BUFFERS 1024u
 #define CUPTI_OK 0
+#define CUPTI_INVALID_PARAMETER 1
 #define CUPTI_NO_FUNCTION 1000 /* ours: this CUPTI has no such function */
 #define EXTERNAL_KIND 5u       /* CUSTOM2; Kineto uses CUSTOM0 and CUSTOM1 */
 #define DRIVER_DOMAIN 1u
@@ -260,7 +261,9 @@ int pasta_live_enable(uint32_t kind, int on) { return on ? cupti.enable(kind) : 
 /* Before 12.6 CUPTI records all calls of an API or none: there one call stands for all. */
 int pasta_live_enable_call(int driver, uint32_t callback_id, int on) {
   int (*enable)(uint32_t, uint8_t) = driver ? cupti.enable_driver : cupti.enable_runtime;
-  return enable ? enable(callback_id, (uint8_t)on) : pasta_live_enable(driver ? PASTA_DRIVER : PASTA_RUNTIME, on);
+  if (!enable) return pasta_live_enable(driver ? PASTA_DRIVER : PASTA_RUNTIME, on);
+  int code = enable(callback_id, (uint8_t)on);
+  return code == CUPTI_INVALID_PARAMETER ? CUPTI_OK : code; /* a call of a later CUDA than this library's */
 }
 
 int pasta_live_mute_calls(int driver) {

@@ -320,13 +320,22 @@ static PyObject *native_enable(PyObject *module, PyObject *args) {
   return checked(code);
 }
 
-static PyObject *native_enable_call(PyObject *module, PyObject *args) {
+/* All in one: each time that the interpreter is given away, a busy program may keep it for five milliseconds. */
+static PyObject *native_enable_calls(PyObject *module, PyObject *args) {
   (void)module;
-  int driver, on, code;
-  unsigned int id;
-  if (!PyArg_ParseTuple(args, "pIp", &driver, &id, &on) || !loaded()) return NULL;
+  int driver, on, code = 0;
+  uint32_t ids[64];
+  PyObject *given;
+  if (!PyArg_ParseTuple(args, "pO!p", &driver, &PyTuple_Type, &given, &on) || !loaded()) return NULL;
+  Py_ssize_t count = PyTuple_Size(given);
+  if (count > (Py_ssize_t)(sizeof ids / sizeof *ids)) {
+    PyErr_SetString(PyExc_ValueError, "too many callback ids");
+    return NULL;
+  }
+  for (Py_ssize_t i = 0; i < count; i++) ids[i] = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GetItem(given, i));
+  if (PyErr_Occurred()) return NULL;
   Py_BEGIN_ALLOW_THREADS
-  code = pasta_live_enable_call(driver, id, on);
+  for (Py_ssize_t i = 0; i < count && code == 0; i++) code = pasta_live_enable_call(driver, ids[i], on);
   Py_END_ALLOW_THREADS
   return checked(code);
 }
@@ -515,7 +524,7 @@ static PyMethodDef module_methods[] = {
     {"attach", native_attach, METH_VARARGS, "attach(ring, buffer_bytes, max_buffers): decode into this ring."},
     {"register", native_register, METH_NOARGS, "Register our buffer callbacks with CUPTI."},
     {"enable", native_enable, METH_VARARGS, "enable(kind, on)."},
-    {"enable_call", native_enable_call, METH_VARARGS, "enable_call(driver, callback_id, on): one API call only."},
+    {"enable_calls", native_enable_calls, METH_VARARGS, "enable_calls(driver, callback_ids, on): these API calls only."},
     {"flush", native_flush, METH_VARARGS, "flush(flag): 0 completed records, 1 forced."},
     {"enter", native_enter, METH_O, "enter(id): what this thread launches from here on belongs to id."},
     {"leave", native_leave, METH_O, "leave(id): end that region, and those inside it that ended unseen."},

@@ -44,6 +44,31 @@ assert (rows["kind"] == Kind.RUNTIME).sum() == 4
     )
 
 
+def test_calls_that_a_libcupti_does_not_know_yet_are_no_obstacle(fake_cupti):
+    run_with(
+        fake_cupti,
+        "fake.fake_version(28, 208)  # CUDA 12.9, which has no runtime call 505\n"
+        + LOADED
+        + """
+from pasta_otel.gpu.cupti.rows import RUNTIME_LAUNCHES
+assert max(RUNTIME_LAUNCHES) > 487
+assert capture.open()
+assert fake.fake_runtime_call(211) and fake.fake_runtime_call(430)
+launch(3)
+capture.close()
+assert (np.concatenate(capture.drain())["kind"] == Kind.CONCURRENT_KERNEL).sum() == 3
+try:
+    _cupti.enable_calls(False, tuple(range(65)), True)
+except ValueError: pass
+else: raise AssertionError
+try:
+    _cupti.enable_calls(False, (1, "two"), True)
+except TypeError: pass
+else: raise AssertionError
+""",
+    )
+
+
 def test_cupti_before_12_6_records_every_call_of_a_window_and_none_outside(fake_cupti_12_4):
     run_with(
         fake_cupti_12_4,

@@ -90,7 +90,7 @@ class Native(Protocol):
     def attach(self, ring: _cupti.Ring, buffer_bytes: int, max_buffers: int, /) -> None: ...  # noqa: D102
     def register(self) -> None: ...  # noqa: D102
     def enable(self, kind: int, on: bool, /) -> None: ...  # noqa: D102
-    def enable_call(self, driver: bool, callback_id: int, on: bool, /) -> None: ...  # noqa: D102
+    def enable_calls(self, driver: bool, callback_ids: tuple[int, ...], on: bool, /) -> None: ...  # noqa: D102
     def mute_calls(self, driver: bool, /) -> None: ...  # noqa: D102
     def window(self, open: bool, /) -> None: ...  # noqa: A002, D102
     def edges(self) -> list[tuple[int, int, int]]: ...  # noqa: D102
@@ -282,7 +282,7 @@ class Capture:
                 self._native.mute_calls(api is Kind.DRIVER)
                 self._muted.add(api)
             ids = _DRIVER_WORK if api is Kind.DRIVER else _RUNTIME_WORK
-            _each_call(self._native, driver=api is Kind.DRIVER, ids=ids, on=on)
+            self._native.enable_calls(api is Kind.DRIVER, ids, on)
 
     def _shut(self) -> None:
         what, self._open = self._open, None
@@ -347,8 +347,3 @@ class Capture:
         """Return the counts of the extension and of this capture."""
         mine = {"windows": self.windows, "stood_back": self.stood_back, "switch_ns": self.switch_ns}
         return {**self.ring.counts(), **self._native.counts(), **mine}
-
-
-def _each_call(native: Native, *, driver: bool, ids: Iterable[int], on: bool) -> None:
-    for callback_id in ids:
-        native.enable_call(driver, callback_id, on)
