@@ -162,6 +162,29 @@ def test_the_worst_request_is_not_told_of_stores_when_it_was_a_load_of_another_w
     assert [(one.access, one.stride) for one in found] == [("load", 40), ("store", None)]
 
 
+def test_a_few_stores_of_a_gpu_kernel_that_loads_much_do_not_matter():
+    assert (
+        findings.find(accesses(words(global_load=(1000, 32000, 4000, 128000), global_store=(200, 200, 200, 800)))) == []
+    )
+
+
+def test_lanes_that_act_for_their_warp_are_no_divergence():
+    elected = {"global_atomic": (200, 200, 200, 800), "contention_global": (200, 200)}
+    assert finding("divergence", **elected).measured == 200
+    assert findings.find(accesses(words(**elected, other_tensor_map_copies=100, other_wgmma_instructions=101))) == []
+    assert findings.find(accesses(words(**elected, shared_matrix_store=(201, 6432, 804, 804)))) == []
+
+
+def test_without_a_worst_request_the_usual_distance_that_costs_sectors_is_named():
+    found = finding(
+        "coalescing",
+        global_load=(100, 3200, 3200, 12800),
+        global_store=(100, 3200, 400, 12800),
+        strides_global=(0, 100, 0, 0, 0, 0, 100, 0),
+    )
+    assert "over 32 elements" in found.title
+
+
 def test_idle_lanes_and_meeting_atomics_get_the_requests_and_lanes_that_are_left():
     idle = finding("divergence", global_load=(1000, 8000, 1000, 32000))
     assert (idle.measured, idle.predicted, idle.unit) == (1000, 250, "request")

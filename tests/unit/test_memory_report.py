@@ -96,7 +96,7 @@ def test_names_are_readable_and_the_symbol_is_kept():
     whole = report.MemoryReport([result])
     (kernel,) = whole.as_dict()["gpu_kernels"]
     assert (kernel["name"], kernel["symbol"]) == ("foo(float*)", "_Z3fooPf")
-    assert "foo  (1 launches" in as_text(whole)
+    assert "foo  (1 launch," in as_text(whole)
 
 
 def test_the_library_is_found_where_a_toolkit_or_the_package_puts_it(tmp_path):

@@ -20,7 +20,7 @@ VECTOR_BYTES = (8, 16)
 """What one lane can load at once, beyond 4 bytes."""
 TILE = 32
 _LEAST_GAIN = 0.05
-_IRREGULAR = 7
+_NEIGHBOURS, _IRREGULAR = 1, 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,9 @@ def _enough(requests: int) -> bool:
 
 
 def _most_usual(counts: Sequence[int], names: Sequence[str]) -> str:
-    return names[max(range(len(names)), key=counts.__getitem__)]
+    """Return the most usual class of distances that cost transactions: neither one address nor neighbours, if any."""
+    costly = [place for place in range(_NEIGHBOURS + 1, len(names)) if counts[place]]
+    return names[max(costly or range(len(names)), key=counts.__getitem__)]
 
 
 def _saved(most: int, irregular: int, worst: Worst) -> int:
@@ -112,11 +114,14 @@ def _saved(most: int, irregular: int, worst: Worst) -> int:
 
 
 def _coalescing(accesses: Accesses) -> Iterator[MemoryFinding]:
-    limit = thresholds()["coalescing"]["efficiency"]
+    limit, share = (thresholds()["coalescing"][name] for name in ("efficiency", "share"))
+    every = sum(access.sectors for access in accesses.global_.values())
     for kind in formulas.COALESCED:
         access = accesses.global_[kind]
         efficiency = formulas.coalescing_efficiency([access])
         if efficiency is None or efficiency >= limit.value or not _enough(access.requests):
+            continue
+        if access.sectors < share.value * every:
             continue
         advice = _layout(accesses, kind)
         yield MemoryFinding(
@@ -271,11 +276,13 @@ def _instead(stride: int) -> str:
 
 
 def _divergence(accesses: Accesses) -> Iterator[MemoryFinding]:
-    limit = thresholds()["divergence"]["active_lanes"]
+    limit, share = (thresholds()["divergence"][name] for name in ("active_lanes", "share"))
     active = formulas.active_lane_ratio(accesses)
     chosen = formulas.judged_by_lanes(accesses)
     requests, lanes = (sum(getattr(one, name) for one in chosen.values()) for name in ("requests", "lanes"))
     if active is None or active >= limit.value or not _enough(requests):
+        return
+    if requests < share.value * (requests + formulas.instructions_of_one(accesses)):
         return
     yield MemoryFinding(
         "divergence",

@@ -52,6 +52,14 @@ def judged_by_lanes(accesses: Accesses) -> dict[str, GlobalAccess | SharedAccess
     }
 
 
+def instructions_of_one(accesses: Accesses) -> int:
+    """Return the memory instructions that few lanes make for their warp by design: matrix and bulk ones."""
+    other = accesses.other
+    kinds = [access.requests for kind, access in accesses.shared.items() if kind.startswith("matrix")]
+    kinds += [access.requests for kind, access in accesses.global_.items() if kind.startswith("bulk")]
+    return sum(kinds) + other["wgmma_instructions"] + other["tensor_map_copies"]
+
+
 def active_lane_ratio(accesses: Accesses) -> float | None:
     """Return active lanes over lanes of the warps that accessed memory, 0..1; what is missing is divergence."""
     chosen = judged_by_lanes(accesses).values()

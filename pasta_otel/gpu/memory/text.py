@@ -107,7 +107,7 @@ def _kernels(report: MemoryReport) -> Iterator[str]:
 
 
 def _facts(kernel: KernelMemory, every: int) -> Iterator[str]:
-    yield f"{kernel.launches:,} launches"
+    yield f"{kernel.launches:,} launch{'es' if kernel.launches > 1 else ''}"
     yield f"{kernel.sectors / every:.0%} of all sectors"
     if kernel.working_set is not None:
         yield f"working set {size(kernel.working_set)}"
