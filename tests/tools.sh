@@ -16,6 +16,10 @@ fetch() { # fetch PROGRAM PACKAGE
 }
 fetch prometheus prometheus
 fetch prometheus-alertmanager prometheus-alertmanager
+# uvloop for one test; in .venv, uvicorn would take it for every server
+[[ -e $tools/python/uvloop ]] ||
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target "$tools/python" 'uvloop>=0.21' ||
+  echo "tools: cannot install uvloop, the tests with it will skip" >&2
 # rotel's program is linked with libpython, which Debian keeps apart from python3
 rotel=$(compgen -G '.venv/lib/python3*/site-packages/rotel/rotel-agent' || true)
 if [[ -n $rotel ]] && ! "$rotel" --version >/dev/null 2>&1; then

@@ -1,7 +1,8 @@
 """Keeps the running thread's slot equal to its current OpenTelemetry context.
 
 Three places tell when the context of a thread changes: attach and detach of OpenTelemetry's runtime context, our own
-module hooks, and the callbacks that an asyncio loop runs (each is one step of a task, in the task's own context).
+module hooks, and the callbacks that an asyncio loop runs (each is one step of a task, in the task's own context). What
+runs tasks and threads in ways of its own is followed in ``others``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextvars
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from opentelemetry import context as context_api
@@ -17,6 +19,7 @@ from opentelemetry.context import Context
 
 from pasta_otel import context as own_context
 from pasta_otel.context import SPAN_KEY, RowSpan
+from pasta_otel.publish.others import follow_anyio, follow_uvloop, replace, when_imported
 from pasta_otel.publish.slots import LOW64, RECORD, VALID, SlotTable, unseen_switches
 
 _EMPTY = Context()
@@ -36,6 +39,7 @@ class ContextWatcher:
         self._table = table
         self._green = unseen_switches()
         self._undo: list[Callable[[], None]] = []
+        self._following = False
         self.publish = self._publisher()
 
     def _publisher(self) -> Callable[[Context], None]:
@@ -64,7 +68,8 @@ class ContextWatcher:
                 if not trace_id:
                     return
                 loop = running_loop()
-                unsure = green or (loop is not None and not isinstance(loop, observed))
+                unseen = loop is not None and not owned.followed and not isinstance(loop, observed)
+                unsure = green or unseen
                 pack(memory, offset + 8, trace_id >> 64, trace_id & LOW64, span_id, 1, flags, 0, unsure)
             except Exception:  # noqa: BLE001 - telemetry never breaks the service
                 return
@@ -78,6 +83,7 @@ class ContextWatcher:
         self._watch_runtime_context()
         self._watch_own_setter()
         self._watch_loops()
+        self._watch_others()
         self.publish_current()
 
     def publish_current(self) -> None:
@@ -122,8 +128,9 @@ class ContextWatcher:
             self.observed_loops = ()
             self.publish = self._publisher()
             return
-        self._undo.append(_replace(asyncio.events.Handle, "_run", self._around_handle(variable)))
-        self._undo.append(_replace(asyncio.BaseEventLoop, "run_in_executor", self._around_executor(variable)))
+        self._undo.append(replace(asyncio.events.Handle, "_run", self._around_handle(variable)))
+        carrying = self._carrying(variable)(asyncio.BaseEventLoop.run_in_executor)
+        self._undo.append(replace(asyncio.BaseEventLoop, "run_in_executor", carrying))
 
     def _around_handle(self, variable: contextvars.ContextVar[Context]) -> Callable[..., None]:
         run: Callable[..., None] = asyncio.events.Handle._run  # noqa: SLF001 - each step of a task
@@ -139,37 +146,62 @@ class ContextWatcher:
 
         return run_published
 
-    def _around_executor(self, variable: contextvars.ContextVar[Context]) -> Callable[..., Any]:
+    def _carrying(self, variable: contextvars.ContextVar[Context]) -> Callable[[Any], Any]:
         """Publish in worker threads that ``asyncio.to_thread`` gives the caller's context to."""
-        submit = asyncio.BaseEventLoop.run_in_executor
+        publishing = self._publishing
+
+        def wrap(submit: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(submit)
+            def run_in_executor(loop: Any, executor: Any, func: Any, *args: Any) -> Any:
+                carried = getattr(getattr(func, "func", None), "__self__", None)
+                if isinstance(carried, contextvars.Context):
+                    func = publishing(func, carried.get(variable, _EMPTY))
+                return submit(loop, executor, func, *args)
+
+            return run_in_executor
+
+        return wrap
+
+    def _publishing(self, function: Callable[..., Any], context: Context) -> Callable[..., Any]:
+        """Return a function that publishes a context while it runs, in a thread that has no other."""
         publish = self.publish
 
-        @functools.wraps(submit)
-        def run_in_executor(loop: Any, executor: Any, func: Any, *args: Any) -> Any:
-            carried = getattr(getattr(func, "func", None), "__self__", None)
-            if not isinstance(carried, contextvars.Context):
-                return submit(loop, executor, func, *args)
-            context = carried.get(variable, _EMPTY)
+        def call(*arguments: Any) -> Any:
+            publish(context)
+            try:
+                return function(*arguments)
+            finally:
+                publish(_EMPTY)
 
-            def call(*arguments: Any) -> Any:
-                publish(context)
-                try:
-                    return func(*arguments)
-                finally:
-                    publish(_EMPTY)
+        return call
 
-            return submit(loop, executor, call, *args)
+    # -- what is not asyncio's own -------------------------------------------------------------------------------------
 
-        return run_in_executor
+    def _watch_others(self) -> None:
+        self._following = True
+        when_imported("uvloop", self._watch_uvloop)
+        when_imported("anyio.to_thread", self._watch_anyio)
+        self._undo.append(lambda: setattr(self, "_following", False))
 
+    def _watch_uvloop(self, module: ModuleType) -> None:
+        variable = getattr(context_api._RUNTIME_CONTEXT, "_current_context", None)  # noqa: SLF001 - as above
+        if self._following and isinstance(variable, contextvars.ContextVar) and hasattr(module, "Loop"):
+            self._undo += follow_uvloop(module, self._follow_step, self._carrying(variable))
 
-def _replace(owner: Any, name: str, value: Any) -> Callable[[], None]:
-    """Set an attribute; return what puts the old one back, unless somebody else has replaced ours."""
-    old = getattr(owner, name)
-    setattr(owner, name, value)
+    def _watch_anyio(self, module: ModuleType) -> None:
+        if self._following:
+            self._undo.append(
+                follow_anyio(module, lambda function: self._publishing(function, context_api.get_current()))
+            )
 
-    def undo() -> None:
-        if getattr(owner, name) is value:
-            setattr(owner, name, old)
-
-    return undo
+    def _follow_step(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a step of a task in its own context, and publish that meanwhile."""
+        owned, publish = self._table.owned, self.publish
+        context, around = context_api.get_current(), owned.followed
+        owned.followed = True
+        publish(context)
+        try:
+            return step(*arguments)
+        finally:
+            publish(context if around else _EMPTY)  # around: an eager task begins within the step that creates it
+            owned.followed = around

@@ -30,10 +30,17 @@ LOW64 = (1 << 64) - 1
 
 
 class _Owned(threading.local):
-    """The calling thread's slot; it is freed when the thread ends."""
+    """The calling thread's slot; it is freed when the thread ends.
+
+    Attributes:
+        offset: Where it begins.
+        keeper: Frees it.
+        followed: The thread runs a step of a task that tells its end, in an event loop that does not.
+    """
 
     offset: int | None = None
     keeper: object = None
+    followed: bool = False
 
 
 class _Keeper:

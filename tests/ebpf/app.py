@@ -102,6 +102,57 @@ async def tasks() -> None:
     await asyncio.gather(*(task(5 + number) for number in range(6)), untraced_task(20))
 
 
+def uvloop_tasks() -> None:
+    import uvloop  # after publishing began, as uvicorn does
+
+    uvloop.run(cancelled_and_tasks())
+
+
+async def cancelled_and_tasks() -> None:
+    """Leave an untraced task and one that ends by cancellation among the others."""
+    cancelled = asyncio.create_task(until_cancelled())
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.gather(tasks(), cancelled)
+
+
+async def until_cancelled() -> None:
+    with traced("cancelled") as calls:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            call(calls, "cuGraphLaunch")
+
+
+def uvloop_callbacks() -> None:
+    """Call from a plain callback of the loop, which nobody can follow, with a span that it attaches and leaves."""
+    import uvloop
+
+    def callback() -> None:
+        context_api.attach(trace.set_span_in_context(TRACER.start_span("left")))
+        LIBRARY.cuLaunchKernel()
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_soon(callback)
+        await asyncio.sleep(0.01)
+
+    uvloop.run(main())
+
+
+async def in_worker_threads(count: int) -> None:
+    import anyio.to_thread
+
+    with traced("worker") as calls:
+        for _ in range(count):
+            await anyio.to_thread.run_sync(call, calls, "cuLaunchKernel")
+            await asyncio.sleep(0)
+    await anyio.to_thread.run_sync(LIBRARY.cuMemFree_v2)
+
+
+async def anyio_threads() -> None:
+    await asyncio.gather(*(in_worker_threads(5 + number) for number in range(4)))
+
+
 def fork() -> None:
     with traced("parent") as calls:
         call(calls, "cuLaunchKernel")
@@ -146,6 +197,9 @@ def spin() -> None:
 
 
 MODES = {
+    "uvloop": uvloop_tasks,
+    "callbacks": uvloop_callbacks,
+    "anyio": lambda: asyncio.run(anyio_threads()),
     "fault": fault,
     "migrate": migrate,
     "spin": spin,

@@ -21,6 +21,7 @@ from pasta_otel.ebpf.probes import Probe, load_probes
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+TOOLS = ROOT / ".cache" / "tools" / "python"
 FUNCTIONS = [symbol for probe in load_probes() if probe.library for api in probe.apis for symbol in api.symbols]
 
 
@@ -39,7 +40,7 @@ class App:
     """The program under observation."""
 
     def __init__(self, library: Path, mode: str, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
-        environ = {**os.environ, "PASTA_TEST_FUNCTIONS": json.dumps(FUNCTIONS), "PYTHONPATH": str(ROOT)}
+        environ = {**os.environ, "PASTA_TEST_FUNCTIONS": json.dumps(FUNCTIONS), "PYTHONPATH": f"{ROOT}:{TOOLS}"}
         command = [*prefix, sys.executable, str(HERE / "app.py"), str(library), mode, *arguments]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
         self.told: list[dict[str, Any]] = []

@@ -7,6 +7,7 @@ import pytest
 from pasta_otel.ebpf.layout import Aggregate
 from pasta_otel.ebpf.probes import load_probes
 from tests.ebpf.scenario import (
+    TOOLS,
     App,
     assert_accounts,
     assert_inside,
@@ -89,6 +90,48 @@ def test_in_an_event_loop_that_cannot_be_followed_calls_are_stale_and_linked_to_
         # within a step the loop's own hook still publishes nothing that is not certain
         assert set(links) <= {"stale", "none"}
         assert not any(any(item.span_id) for item in launches)
+
+
+@pytest.fixture
+def with_uvloop() -> None:
+    if not (TOOLS / "uvloop").exists():
+        pytest.skip("no uvloop: tests/tools.sh brings it")
+
+
+@pytest.mark.usefixtures("with_uvloop")
+def test_tasks_in_uvloop_are_linked_as_in_asyncios_own_loop(observe, standin):
+    with App(standin, "uvloop") as app:
+        observer = observe()
+        observer.start()
+        harvest = gather(observer, app)
+        assert linked_calls(observer, harvest.aggregates, {app.pid}) == expected_calls(BASE, app)
+        assert assert_inside(observer, app, harvest.events) == sum(expected_calls(BASE, app).values())
+        others = [
+            (item.link, item.events)
+            for item in of_calls(observer, harvest.aggregates, {app.pid})
+            if item.link != "slot"
+        ]
+        assert others == [("none", 20)]  # of the task without a span
+
+
+@pytest.mark.usefixtures("with_uvloop")
+def test_a_span_that_a_callback_in_uvloop_leaves_behind_is_stale_and_linked_to_nothing(observe, standin):
+    with App(standin, "callbacks") as app:
+        observer = observe()
+        observer.start()
+        harvest = gather(observer, app)
+        launches = of_calls(observer, harvest.aggregates, {app.pid})
+        assert [(item.link, item.events) for item in launches] == [("stale", 1)]
+
+
+def test_functions_in_anyios_worker_threads_are_linked_to_their_callers_span(observe, standin):
+    with App(standin, "anyio") as app:
+        observer = observe()
+        observer.start()
+        harvest = gather(observer, app)
+        assert linked_calls(observer, harvest.aggregates, {app.pid}) == expected_calls(BASE, app)
+        free = [a for a in of_calls(observer, harvest.aggregates, {app.pid}) if a.link != "slot"]
+        assert [(item.link, item.events) for item in free] == [("none", 4)]  # after the span had ended
 
 
 def test_a_forked_child_is_linked_to_its_own_spans(observe, standin, loader):

@@ -324,11 +324,16 @@ def test_in_an_event_loop_each_step_has_its_own_tasks_span_and_waiting_has_none(
 
 
 def test_everything_is_put_back_when_publishing_ends():
+    import anyio.to_thread
+
     runtime = context_api._RUNTIME_CONTEXT
+    run_sync = anyio.to_thread.run_sync
     before = (runtime.attach, runtime.detach, asyncio.events.Handle._run, asyncio.BaseEventLoop.run_in_executor)
     publish_context({"service.name": "me"})
     assert asyncio.events.Handle._run is not before[2]
+    assert anyio.to_thread.run_sync is not run_sync
     withdraw_context()
+    assert anyio.to_thread.run_sync is run_sync
     assert (runtime.attach, runtime.detach, asyncio.events.Handle._run, asyncio.BaseEventLoop.run_in_executor) == before
     assert "attach" not in vars(runtime)
 
