@@ -246,6 +246,32 @@ print(f"{own.trace_id:032x} {own.span_id:016x} {os.getpid()}")
     assert "pasta.link.method" not in plain(alone[0].attributes)
 
 
+def test_what_a_gpu_kernel_touches_is_named_in_every_output(analyze, tmp_path):
+    page = tmp_path / "page.html"
+    program = """
+def allocate(): fake.fake_memory(context, ctypes.c_uint64(0x7f0000000000), ctypes.c_uint64(1 << 20))
+allocate()
+launch(1, "strided", 200, 32)
+launch(1, "strided", 200, 32)
+"""
+    with otlp_server() as (received, environ):
+        done = analyze(program, "--json", "--html", str(page), "--otlp", **environ)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    jsonschema.validate(report, json.loads(SCHEMA.read_text()))
+    (tensor,) = report["tensors"]
+    assert (tensor["bytes"], tensor["accesses"], tensor["share"]) == (1 << 20, 12_800, 1.0)
+    assert report["ranges"] == [{"pid": report["processes"][0]["pid"], "address": 0x7F0000000000, "accesses": 12_800}]
+    (finding,) = kernels(done)["strided"]["findings"]
+    assert finding["tensor"] == tensor["label"]
+    spans = [s for r in received["/v1/traces"] for g in r.resource_spans for c in g.scope_spans for s in c.spans]
+    hottest = {plain(span.attributes).get("gpu.cuda.kernel.memory.hottest_tensor") for span in spans}
+    assert hottest == {None, tensor["label"]}
+    (accesses,) = points(received)["gpu.cuda.tensor.accesses"]
+    assert (accesses.as_int, plain(accesses.attributes)) == (12_800, {"pasta.torch.tensor.label": tensor["label"]})
+    assert f"{tensor['label']} (1 MiB): " in "".join(tree(page).itertext())
+
+
 def test_where_no_otlp_server_listens_the_report_is_still_there(analyze):
     done = analyze('launch(1, "k", 200, 32)', "--otlp", OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 3
@@ -253,11 +279,15 @@ def test_where_no_otlp_server_listens_the_report_is_still_there(analyze):
     assert "nothing reached" in done.stderr
 
 
+def tree(page):
+    return ET.fromstring(page.read_text().replace('<meta charset="utf-8">', "").replace("<!doctype html>", ""))
+
+
 def test_the_page_shows_plots_findings_and_escaped_names(analyze, tmp_path):
     target = tmp_path / "report.html"
     done = analyze('launch(1, "a<b>&c\\"", 200, 32)', "--html", str(target))
     assert done.returncode == 0, done.stderr
-    page = ET.fromstring(target.read_text().replace('<meta charset="utf-8">', "").replace("<!doctype html>", ""))
+    page = tree(target)
     text = "".join(page.itertext())
     assert 'a<b>&c"' in [element.get("title") for element in page.iter("b")]
     assert "12% of the bytes moved are asked for" in text
