@@ -125,6 +125,8 @@ class Agent:
         self.collect()
         self._exports.poll_programs()
         if self.observer is not None:
+            if self.observer.loaded.loader == "bcc":  # which takes 20 s to detach: longer than we may have left
+                self._exports.flush()
             self.observer.detach()
             self.collect()
         self._exports.stop()

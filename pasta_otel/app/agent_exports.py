@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 SERVICE = semconv.AGENT_SERVICE
 STALE_NS = 30_000_000_000
+FLUSH_MS = 5_000
 log = logging.getLogger(__name__)
 
 
@@ -133,6 +134,10 @@ class AgentExports:
         """Read the host's files; what cannot be read is left out."""
         known = self._agent.processes.processes.values()
         self._files.poll({process.pid: process.service for process in known if process.context is not None})
+
+    def flush(self) -> None:
+        """Send what there is now."""
+        self._provider.force_flush(FLUSH_MS)
 
     def stop(self) -> None:
         """Send what is left, and stop."""

@@ -417,7 +417,8 @@ def driver_functions(world: World) -> Capability:
         return missing("driver_functions", f"none in {', '.join(stripped)}", HELP["library_stripped"])
     if not libraries:
         return missing("driver_functions", "no process maps libcuda.so", "start the GPU program, then ask again")
-    return there("driver_functions", ", ".join(sorted(lib.shown for lib in libraries.values())))
+    shown = ", ".join(sorted(lib.shown for lib in libraries.values()))
+    return there("driver_functions", f"{shown}; a statically linked CUDA runtime calls it, too")
 
 
 def _exports(path: str, function: str) -> bool:

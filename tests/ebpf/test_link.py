@@ -1,6 +1,9 @@
 """Host events carry the span of the thread they happened on, in every way that a Python service runs code."""
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +20,7 @@ from tests.ebpf.scenario import (
     host_pids,
     linked_calls,
 )
+from tests.support import wait_for
 
 LOADERS = ("core", "core_perf", "bcc")
 BASE = base_names(load_probes())
@@ -155,6 +159,32 @@ def test_a_process_in_its_own_pid_namespace_is_linked(observe, standin, loader):
         observer.start()
         harvest = gather(observer, app)
         assert linked_calls(observer, harvest.aggregates, host_pids(app)) == expected_calls(BASE, app)
+
+
+def test_a_library_that_only_its_process_can_see_is_probed_through_that_processs_root(observe, standin):
+    hidden = Path("/mnt") / standin.name
+    put = f'mount -t tmpfs none /mnt && cp {standin} /mnt && exec "$@"'
+    with App(hidden, "threads", prefix=("unshare", "--mount", "sh", "-c", put, "sh")) as app:
+        assert not hidden.exists()
+        observer = observe()
+        observer.start()
+        harvest = gather(observer, app)
+        assert linked_calls(observer, harvest.aggregates, {app.pid}) == expected_calls(BASE, app)
+        assert str(hidden) in {item.target for item in observer.report()}
+
+
+def test_a_library_that_a_running_program_loads_later_is_found(observe, standin):
+    code = "import ctypes, sys; sys.stdin.readline(); ctypes.CDLL(sys.argv[1]); print(flush=True); sys.stdin.readline()"
+    command = [sys.executable, "-c", code, str(standin)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        observer = observe()
+        observer.start()
+        assert observer.targets == 0
+        program.stdin.write(b"\n")
+        program.stdin.flush()
+        program.stdout.readline()
+        wait_for(lambda: observer.refresh() and observer.targets == 1)
+        program.communicate(b"\n")
 
 
 def test_two_programs_on_one_node_are_told_apart(observe, standin):

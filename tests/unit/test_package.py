@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from pasta_otel.ebpf.build import find_tool
+
 from pasta_otel.errors import MissingError
 from pasta_otel.gpu.memory import library
 
@@ -49,6 +51,17 @@ def test_the_wheel_holds_the_native_extension_where_there_is_a_compiler(wheel: P
     if not built:
         assert os.environ.get("CI") != "true", "CI builds the wheel with the extension"
         pytest.skip("no C compiler or Python.h on this machine")
+
+
+def test_the_wheel_ships_the_host_probes_for_both_loaders_where_there_is_clang(wheel: Path) -> None:
+    if find_tool("clang") is None:
+        pytest.skip("no clang: this wheel has no host probes")
+    names = {
+        Path(name).name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("pasta_otel/ebpf/objects/")
+    }
+    sources = {path.name for path in (ROOT / "ebpf" / "bpf").glob("*.bpf.c")}
+    assert {name.replace(".bpf.c", ".bcc.c") for name in sources} < names
+    assert {f"pasta.{os.uname().machine}.bpf.o", "probes.json", "pasta.bcc.c"} < names
 
 
 def test_a_wheel_built_without_a_compiler_is_tagged_as_pure_python(tmp_path: Path) -> None:
