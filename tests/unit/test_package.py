@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from pasta_otel.ebpf.build import find_tool
-
 from pasta_otel.errors import MissingError
 from pasta_otel.gpu.memory import library
 
