@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from pasta_otel.errors import PastaError
 from pasta_otel.gpu.memory.callers import Caller, caller
 from pasta_otel.gpu.memory.sanitizer import (
+from pasta_otel.gpu.memory.locks import OwnedLock
     KERNEL_NODE,
     Domain,
     Graphs,
@@ -116,7 +117,7 @@ class Collector:
         self.slab_bytes = self.slab_slots * tool.slot_bytes
         self._most_slabs = max(1, selection.device_bytes // self.slab_bytes)
         self._contexts: dict[int, Context] = {}
-        self._lock = threading.Lock()
+        self._lock = OwnedLock()
         self._patching = threading.Lock()  # the API wants patching serialised; no launch waits for this one
         self._open: dict[int, list[Slab]] = {}
         self._in_graph: set[int] = set()
@@ -142,6 +143,9 @@ class Collector:
 
     def _dispatch(self, domain: int, event: int, data: int) -> None:
         if domain == Domain.LAUNCH:
+        memory = domain == Domain.RESOURCE and event in (Resource.DEVICE_MEMORY_ALLOC, Resource.DEVICE_MEMORY_FREE)
+        if self._lock.mine and not memory:
+            return  # a collection of garbage inside our own work destroyed a stream, say: its slots are read later
             if event == LaunchCallback.BEGIN:
                 self._begin(LaunchData.from_address(data))
             elif event == LaunchCallback.END and threading.get_ident() not in self._in_graph:

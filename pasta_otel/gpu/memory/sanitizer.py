@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 from pasta_otel.errors import MissingError, StateError
+from pasta_otel.gpu.memory.raw import Event, nothing, receiver
 
 Pointer = ctypes.c_void_p
 
@@ -177,11 +178,13 @@ class Sanitizer:
 
     Attributes:
         unknown: The optional instructions that it did not know.
+        raw: Returns what happened to device memory since its last call; no callback tells of it then.
     """
 
     def __init__(self, path: str, patches: Mapping[int, bytes], optional: Mapping[int, bytes] | None = None) -> None:
         self._patches, self._optional = patches, optional or {}
         self.unknown: set[int] = set()
+        self.raw: Callable[[], list[Event]] = nothing
         try:
             library = ctypes.CDLL(path)
             self._functions = {name: library[name] for name in _ARGUMENTS}
@@ -208,7 +211,9 @@ class Sanitizer:
             if self._listening:
                 callback(domain, event, data)
 
-        function = _immortal(CALLBACK(received))
+        wanted = set(Resource) - {Resource.DEVICE_MEMORY_ALLOC, Resource.DEVICE_MEMORY_FREE}
+        function, self.raw = receiver(_immortal(CALLBACK(received)), wanted)
+        _immortal(function)
         self._call("sanitizerSubscribe", ctypes.byref(self._subscriber), function, None)
         self._listening = True
         try:

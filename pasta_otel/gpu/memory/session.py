@@ -101,6 +101,7 @@ class Session:
         if environ.get(INJECTED):
             raise MissingError(f"not available, CUPTI is active: {INJECTED}={environ[INJECTED]}")
         self._sanitizer.subscribe(self.collector.on_event)
+        self._tensors.raw = self._sanitizer.raw
         self._layers = follow(self._tensors)
         _started.append(self)
 
