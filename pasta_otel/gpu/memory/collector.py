@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from pasta_otel.errors import PastaError
 from pasta_otel.gpu.memory.callers import Caller, caller
-from pasta_otel.gpu.memory.sanitizer import (
 from pasta_otel.gpu.memory.locks import OwnedLock
+from pasta_otel.gpu.memory.sanitizer import (
     KERNEL_NODE,
     Domain,
     Graphs,
@@ -142,10 +142,10 @@ class Collector:
             self._report(f"{type(error).__name__}: {error}")
 
     def _dispatch(self, domain: int, event: int, data: int) -> None:
-        if domain == Domain.LAUNCH:
         memory = domain == Domain.RESOURCE and event in (Resource.DEVICE_MEMORY_ALLOC, Resource.DEVICE_MEMORY_FREE)
         if self._lock.mine and not memory:
             return  # a collection of garbage inside our own work destroyed a stream, say: its slots are read later
+        if domain == Domain.LAUNCH:
             if event == LaunchCallback.BEGIN:
                 self._begin(LaunchData.from_address(data))
             elif event == LaunchCallback.END and threading.get_ident() not in self._in_graph:
