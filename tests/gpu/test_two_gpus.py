@@ -18,7 +18,8 @@ from pasta_otel.gpu.classes import KernelClasses
 from pasta_otel.gpu.cupti.aggregate import KernelHistograms
 from pasta_otel.gpu.cupti.devices import device_uuid
 from pasta_otel.gpu.cupti.spans import GpuSpans
-uuids = [f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in range(torch.cuda.device_count())]
+uuids = ["GPU-" + str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
+         for device in range(torch.cuda.device_count())]
 def number(rows, at): return int.from_bytes(rows[at].tobytes(), "big")
 def exported(joined, names):
     # device and class counts of the metric, and for every span (owner, device of its hw.id)
