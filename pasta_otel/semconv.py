@@ -235,7 +235,7 @@ GPU_TENSOR_ACCESSES = _metric(
     "gpu.cuda.tensor.accesses",
     "counter",
     "{access}",
-    "Lane accesses to the 30 most accessed tensors, by `pasta.torch.tensor.label`.",
+    "Lane accesses to the 30 most accessed tensors with a name or line, by `pasta.torch.tensor.label`.",
 )
 TENSOR_LABEL = "pasta.torch.tensor.label"  # a parameter's name, else the module and line that allocated it
 
@@ -243,6 +243,7 @@ TENSOR_LABEL = "pasta.torch.tensor.label"  # a parameter's name, else the module
 # GPU_MEMORY_WORKING_SET are attributes too
 GPU_GRID = "gpu.cuda.launch.grid"  # blocks, as XxYxZ
 GPU_BLOCK = "gpu.cuda.launch.block"  # threads of a block, as XxYxZ
+GPU_GRAPH_NODES = "gpu.cuda.graph.nodes"  # nodes of one GPU kernel in one launch of a CUDA graph: one span
 GPU_COALESCING = "gpu.cuda.kernel.memory.coalescing_efficiency"
 GPU_LOAD_SECTORS = "gpu.cuda.kernel.memory.load.sectors_per_request"
 GPU_STORE_SECTORS = "gpu.cuda.kernel.memory.store.sectors_per_request"

@@ -267,8 +267,6 @@ launch(1, "strided", 200, 32)
     spans = [s for r in received["/v1/traces"] for g in r.resource_spans for c in g.scope_spans for s in c.spans]
     hottest = {plain(span.attributes).get("gpu.cuda.kernel.memory.hottest_tensor") for span in spans}
     assert hottest == {None, tensor["label"]}
-    (accesses,) = points(received)["gpu.cuda.tensor.accesses"]
-    assert (accesses.as_int, plain(accesses.attributes)) == (12_800, {"pasta.torch.tensor.label": tensor["label"]})
     assert f"{tensor['label']} (1 MiB): " in "".join(tree(page).itertext())
 
 

@@ -22,7 +22,7 @@ INSTRUMENTS = (
     semconv.GPU_SHARED_CONFLICTS,
 )
 MOST_TENSORS = 30
-"""Labels of tensors that become attributes: those most accessed."""
+"""Labels of tensors that become attributes: those most accessed; mere addresses differ from run to run."""
 
 
 def record(meter: Meter, results: Iterable[ProcessResult], tensors: Sequence[HotTensor] = ()) -> None:
@@ -36,9 +36,10 @@ def record(meter: Meter, results: Iterable[ProcessResult], tensors: Sequence[Hot
         sizes = [launch.working_set for launch in launches if launch.working_set is not None]
         if sizes:
             working_set.set(max(sizes), labels)
-    if tensors:
+    named = [tensor for tensor in tensors if tensor.name or tensor.module or tensor.source]
+    if named:
         counter = _counter(meter, semconv.GPU_TENSOR_ACCESSES)
-        for tensor in tensors[:MOST_TENSORS]:
+        for tensor in named[:MOST_TENSORS]:
             counter.add(tensor.accesses, {semconv.TENSOR_LABEL: tensor.label})
 
 
