@@ -22,6 +22,8 @@ from pasta_otel.errors import InputError
 from pasta_otel.model import HostSample
 
 RESOURCES = ("cpu", "memory", "io")
+PRESSURE = "pressure"
+"""No v1 controller, so a process's v2 cgroup is found by it: v1 has no pressure files."""
 _SAMPLES = {
     semconv.RUN_DELAY: semconv.PROCESS_RUN_DELAY,
     semconv.CPU_TIME: semconv.PROCESS_CPU_TIME,
@@ -46,6 +48,7 @@ class HostFiles:
         self._samples: list[HostSample] = []
         self._memory: dict[tuple[str, int, str], int] = {}
         self._pressure: dict[str, Pressure] = {}
+        self._cgroup_pressure: dict[tuple[str, int, str], Pressure] = {}
         self._netstat: dict[str, Netstat] = {}
         self._observe(meter)
 
@@ -59,6 +62,7 @@ class HostFiles:
         self._memory = dict(self._memory_events(processes))
         found = ((resource, read_pressure(self._proc / "pressure", resource)) for resource in RESOURCES)
         self._pressure = {resource: pressure for resource, pressure in found if pressure is not None}
+        self._cgroup_pressure = dict(self._cgroup_pressures(processes))
         self._netstat = dict(self._namespaces([1, *processes]))
 
     def _memory_events(self, processes: Mapping[int, str]) -> Iterator[tuple[tuple[str, int, str], int]]:
@@ -66,6 +70,17 @@ class HostFiles:
             cgroup = find_cgroup(self._proc, self._cgroup, pid, "memory")
             for event, count in (read_memory_events(cgroup) if cgroup is not None else {}).items():
                 yield (service, pid, event), count
+
+    def _cgroup_pressures(self, processes: Mapping[int, str]) -> Iterator[tuple[tuple[str, int, str], Pressure]]:
+        """Yield what each process's own cgroup waited for; the topmost one's is the machine's, which is read anyway."""
+        for pid, service in processes.items():
+            cgroup = find_cgroup(self._proc, self._cgroup, pid, PRESSURE)
+            if cgroup is None or cgroup.path == cgroup.top:
+                continue
+            for resource in RESOURCES:
+                pressure = read_pressure(cgroup.path, resource)
+                if pressure is not None:
+                    yield (service, pid, resource), pressure
 
     def _namespaces(self, pids: Iterable[int]) -> Iterator[tuple[str, Netstat]]:
         for pid in pids:
@@ -81,6 +96,7 @@ class HostFiles:
             self._counter(meter, metric, self._of_sample(sample))
         self._counter(meter, semconv.CGROUP_MEMORY_EVENTS, self._memory_observations)
         self._counter(meter, semconv.PRESSURE_TIME, self._pressure_observations)
+        self._counter(meter, semconv.CGROUP_PRESSURE, self._cgroup_pressure_observations)
         self._counter(meter, semconv.NETSTAT_OVERFLOWS, lambda: self._sockets("listen_overflows"))
         self._counter(meter, semconv.NETSTAT_DROPS, lambda: self._sockets("listen_drops"))
 
@@ -98,9 +114,11 @@ class HostFiles:
 
     def _pressure_observations(self) -> Iterator[Observation]:
         for resource, pressure in self._pressure.items():
-            yield Observation(pressure.some_us / 1e6, {"resource": resource, "kind": "some"})
-            if pressure.full_us is not None:
-                yield Observation(pressure.full_us / 1e6, {"resource": resource, "kind": "full"})
+            yield from _stalls(pressure, {"resource": resource})
+
+    def _cgroup_pressure_observations(self) -> Iterator[Observation]:
+        for (service, pid, resource), pressure in self._cgroup_pressure.items():
+            yield from _stalls(pressure, {**_labels(service, pid), "resource": resource})
 
     def _sockets(self, field: str) -> Iterator[Observation]:
         for namespace, found in self._netstat.items():
@@ -116,6 +134,12 @@ class HostFiles:
             return source()
 
         meter.create_observable_counter(spec.name, [observe], spec.unit, spec.description)
+
+
+def _stalls(pressure: Pressure, labels: Mapping[str, str | int]) -> Iterator[Observation]:
+    yield Observation(pressure.some_us / 1e6, {**labels, "kind": "some"})
+    if pressure.full_us is not None:
+        yield Observation(pressure.full_us / 1e6, {**labels, "kind": "full"})
 
 
 def _labels(service: str, pid: int) -> dict[str, str | int]:

@@ -457,6 +457,12 @@ CGROUP_THROTTLED = _metric(
 CGROUP_THROTTLED_COUNT = _metric(
     "pasta.cgroup.throttled.periods", "counter", "{period}", "Quota periods that ended throttled, by service and pid."
 )
+CGROUP_PRESSURE = _metric(
+    "pasta.cgroup.pressure",
+    "counter",
+    "s",
+    "Pressure stall time of the cgroup (v2), by `resource`, `kind`, service and pid.",
+)
 CGROUP_MEMORY_EVENTS = _metric(
     "pasta.cgroup.memory.events", "counter", "{event}", "Memory events of the cgroup, by `event`, service and pid."
 )

@@ -11,9 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from pasta_otel import semconv
 from pasta_otel.clock import SystemClock
 from pasta_otel.ebpf.hostfiles import find_cgroup, read_memory_events
+from pasta_otel.ebpf.hostmetrics import HostFiles
 from pasta_otel.ebpf.loaders.btf import drop_reasons
 from pasta_otel.ebpf.probes import load_probes
 from pasta_otel.ebpf.totals import HostTotals
@@ -249,3 +253,64 @@ def test_waiting_for_a_cpu_that_another_program_uses_is_run_queue_delay_of_the_s
         assert found["preempted"][0] > 0
         assert found["run_queue"][0] >= found["preempted"][0]
         assert found["run_queue"][1] > 50_000_000  # the other one gets as much of the CPU, which is 250 ms
+
+
+# ---- files
+
+
+def metric_values(reader: InMemoryMetricReader, name: str) -> dict[tuple[str, ...], float]:
+    """Return a metric's values by the values of its labels, in the labels' order."""
+    data = reader.get_metrics_data()
+    scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data else []
+    points = [
+        point
+        for scope in scopes
+        for metric in scope.metrics
+        if metric.name == name
+        for point in metric.data.data_points
+    ]
+    return {tuple(str(point.attributes[key]) for key in sorted(point.attributes)): point.value for point in points}
+
+
+@pytest.fixture
+def unified_cgroup():
+    """Yield a cgroup of the v2 hierarchy, below the topmost."""
+    own = find_cgroup(PROC, CGROUP, os.getpid(), "pressure")
+    if own is None or not (own.path / "cpu.pressure").exists():
+        pytest.skip("no v2 hierarchy with pressure files is mounted")
+    folder = own.path / f"pasta-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / "cpu.pressure").read_text()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        pytest.skip(f"no cgroup can be made here, or pressure is off (psi=1): {error}")
+    yield folder
+    wait_for(lambda: not (folder / "cgroup.procs").read_text())
+    folder.rmdir()
+
+
+def test_the_pressure_within_a_services_cgroup_is_told_beside_the_machines(unified_cgroup):
+    reader = InMemoryMetricReader()
+    files = HostFiles(PROC, CGROUP, SystemClock(), MeterProvider([reader]).get_meter("files"))
+    cpu = str(min(os.sched_getaffinity(0)))
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY, cpu], stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for program in busy:
+            program.stdout.readline()
+            (unified_cgroup / "cgroup.procs").write_text(str(program.pid))
+        pid = busy[0].pid
+
+        def stalled() -> float:
+            files.poll({pid: "busy"})
+            return metric_values(reader, semconv.CGROUP_PRESSURE)["some", "busy", str(pid), "cpu"]
+
+        before = stalled()
+        wait_for(lambda: stalled() > before)  # two programs, one CPU
+        assert metric_values(reader, semconv.PRESSURE_TIME)["some", "cpu"] > 0
+        assert ("some", "busy", str(os.getpid()), "cpu") not in metric_values(reader, semconv.CGROUP_PRESSURE)
+    finally:
+        for program in busy:
+            program.kill()
+            program.communicate()
