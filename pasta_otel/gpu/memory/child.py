@@ -47,8 +47,11 @@ def start(environ: Mapping[str, str] = os.environ) -> None:
     target = Path(job["out"]) / f"{os.getpid()}.json"
     try:
         _begin(job, environ, target)
-    except (PastaError, ImportError) as error:
+    except PastaError as error:
         problem = str(error)
+    except ImportError as error:
+        problem = f"{error.name} is not installed; pip install 'pasta-otel[gpu]'"
+    if problem:
         _write(target, {**NOTHING, "problems": [problem]})
 
 
