@@ -374,7 +374,7 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """, "analyze", "memory", "--json")  # fmt: skip
-    assert "False this process was forked from" in done.stderr
+    assert "False not available in a process that was forked from an analysed one" in done.stderr
     assert reported(done)["launches"]["analysed"] == 1
 
 

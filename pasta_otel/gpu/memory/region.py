@@ -88,8 +88,10 @@ class Analysis:
         Raises:
             PastaError: There can be none; says why.
         """
-        from pasta_otel.gpu.memory.session import running  # noqa: PLC0415 - numpy is an optional extra
+        from pasta_otel.gpu.memory.session import inherited, running  # noqa: PLC0415 - numpy is an optional extra
 
+        if inherited():
+            raise StateError("not available in a process that was forked from an analysed one")
         with _starting:
             session = running() or self._begin()
         if self._wanted is not None and self._wanted.name != session.tool.name:
@@ -124,9 +126,9 @@ class Analysis:
     @property
     def problem(self) -> str:
         """Return why nothing is analysed, in one line; empty = nothing is wrong."""
-        if self._problem or self._session is None or self._part.launches:
+        if self._problem or self._session is None or self._part.launches or self._part.pending:
             return self._problem
-        return "; ".join(self._session.problems)
+        return "; ".join(self._session.collector.problems)
 
     @property
     def pending(self) -> int:
@@ -189,7 +191,7 @@ def refuse_if_busy(environ: Mapping[str, str]) -> None:
         StateError: It is too late.
     """
     if child.JOB in environ:
-        raise StateError(child.problem or "this process was forked from, or is no longer, one that is analysed")
+        raise StateError(child.problem or "the analysis of this process has ended")
     if holder := _cupti_holder(environ):
         raise MissingError(f"not available, CUPTI is active: {holder}")
     if driver_is_initialized():

@@ -102,16 +102,21 @@ class Session:
             raise MissingError(f"not available, CUPTI is active: {INJECTED}={environ[INJECTED]}")
         self._sanitizer.subscribe(self.collector.on_event)
         self._tensors.raw = self._sanitizer.raw
-        self._layers = follow(self._tensors)
         _started.append(self)
+        self._layers = follow(self._tensors)
 
     def _who(self) -> Caller:
         return caller(no_module if self._layers is None else self._layers.current)
 
     @property
     def here(self) -> bool:
-        """Return whether this process is the analysed one, and not a forked child of it, and it has not ended."""
-        return os.getpid() == self._owner and not self._finished
+        """Return whether this process is the analysed one, and not a forked child of it."""
+        return os.getpid() == self._owner
+
+    @property
+    def finished(self) -> bool:
+        """Return whether it has ended."""
+        return self._finished
 
     def open(self, part: Part) -> None:
         """Begin a block of the program that is analysed for itself."""
@@ -173,4 +178,9 @@ _started: list[Session] = []
 
 def running() -> Session | None:
     """Return the analysis of this process; None where there is none, in a forked child, and after the end."""
-    return next((session for session in _started if session.here), None)
+    return next((session for session in _started if session.here and not session.finished), None)
+
+
+def inherited() -> bool:
+    """Return whether this process was forked from one that is analysed: it has our handlers, but no CUDA."""
+    return any(not session.here for session in _started)
