@@ -104,6 +104,12 @@ class Regions:
             self.forgotten += 1
         self._enter(span_id)
 
+    def enter_again(self, trace_id: int, span_id: int) -> None:
+        """Be inside a span on this thread for a while, which may be a request's or module's that has its region."""
+        if self.recording:
+            self._young.setdefault(span_id, (trace_id, span_id, None, None))
+            self._enter(span_id)
+
     def enter_as(self, external_id: int, region: Region) -> None:
         """Begin a region under an id of its own: a graph's replay inside a span that has a region already."""
         self._young[external_id] = region

@@ -296,3 +296,60 @@ assert counts.linked >= 0.999 * counts.work, counts
 assert not detach or capture.stats()["detached"] > 10
 """,
     )
+
+
+def test_launches_of_event_loops_and_worker_threads_belong_to_their_requests(fake_cupti):
+    """Two requests at a time on one event loop, each with work in its coroutine and in a worker thread."""
+    run_with(
+        fake_cupti,
+        """
+import asyncio, os, time
+os.environ.update(PASTA_CUPTI_LIBRARY=sys.argv[1], PASTA_OVERHEAD_BUDGET="1.0")
+from opentelemetry.sdk.trace import TracerProvider
+from pasta_otel.app import gpu_capture
+from pasta_otel.gpu.cupti import start
+from pasta_otel.instrumentation import instrument, uninstrument
+start.LOOK_S, start.cuda_is_used = 0.01, lambda: True
+fake.fake_wall_clock(1)
+class Exporter:
+    def export(self, data): pass
+    def shutdown(self): pass
+gpu_capture._otlp_exporter = Exporter
+class Sink:
+    batches = []
+    def offer(self, row): pass
+    def offer_columns(self, columns): self.batches.append(columns); return True
+provider = TracerProvider()
+running = instrument(tracer_provider=provider, sink=Sink(), set_up=False)
+tracer = provider.get_tracer("shop")
+wanted = {}
+def work(kind, count):
+    span = trace.get_current_span().get_span_context()
+    wanted[span.span_id] = kind
+    for _ in range(count): fake.fake_launch(GEMM, kind, 1)  # a GPU kernel lasts as many ns as its request's kind says
+from opentelemetry import trace
+async def request(kind):
+    with tracer.start_as_current_span("request"):
+        work(kind, 1)
+        await asyncio.sleep(0.001)
+        work(kind, 2)
+        await asyncio.to_thread(work, kind, 3)
+        work(kind, 1)
+async def server():
+    deadline = time.monotonic() + 60
+    while not Sink.batches and time.monotonic() < deadline:
+        await asyncio.gather(request(100), request(200))
+asyncio.run(server())
+import threading
+stopper = threading.Thread(target=uninstrument); stopper.start()
+while stopper.is_alive(): launch(); time.sleep(0.0005)
+right = wrong = 0
+for columns in Sink.batches:
+    lasted = columns.end_time_unix_nano - columns.start_time_unix_nano
+    for parent, kind in zip(columns.parent_span_id, lasted):
+        owner = int.from_bytes(parent.tobytes(), "big")
+        right += wanted[owner] == kind
+        wrong += wanted[owner] != kind
+assert right > 20 and wrong == 0, (right, wrong)
+""",
+    )

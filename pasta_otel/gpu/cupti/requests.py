@@ -23,8 +23,8 @@ class RequestObserver(Protocol):
 class RequestRegions:
     """Duck-typed as the SDK's SpanProcessor; touches nothing but ids.
 
-    A thread that runs an event loop serves many requests in turns and is never inside one of them: there only modules
-    are regions, whose calls do not interleave. Worker threads of an executor become regions by their modules as well.
+    A thread that runs an event loop serves many requests in turns and is never inside one of them from beginning to
+    end: there, and in worker threads, ``steps`` follows who is served.
 
     Args:
         regions: Told about each sampled local root span.

@@ -21,6 +21,7 @@ from pasta_otel.gpu.cupti.aggregate import KernelHistograms
 from pasta_otel.gpu.cupti.capture import T2_WINDOW, T3_WINDOW, Capture, WindowKinds
 from pasta_otel.gpu.cupti.rows import Rows
 from pasta_otel.gpu.cupti.spans import DEFAULT_TRACE_LIMIT, GpuSpans
+from pasta_otel.gpu.cupti.steps import StepRegions
 from pasta_otel.gpu.governor import Governor, WindowCost
 from pasta_otel.gpu.mapping import Edge, JoinCounts, Joined, Joiner, Regions
 from pasta_otel.model import HistogramPoint, SpanColumns
@@ -78,6 +79,7 @@ class GpuCapture:
         trace_limit: Most GPU spans a trace.
         tier: The capture tier now: below 2 no window opens, from 3 on windows are deep and outside the budget.
         ops: Runs an op window of some seconds (``OpWindow.run``), at tier 3.
+        steps: Follows event loops and worker threads; None = they are inside modules only.
         now_unix_nano: Wall time.
         cupti_timestamp: CUPTI's clock.
     """
@@ -94,10 +96,11 @@ class GpuCapture:
         trace_limit: int = DEFAULT_TRACE_LIMIT,
         tier: Callable[[], int] = lambda: GPU_TIER,
         ops: Callable[[float], object] | None = None,
+        steps: StepRegions | None = None,
         now_unix_nano: Callable[[], int] = time.time_ns,
         cupti_timestamp: Callable[[], int] = _cupti.timestamp,
     ) -> None:
-        self.capture, self.regions, self.governor, self.sink = capture, regions, governor, sink
+        self.capture, self.regions, self.governor, self.sink, self.steps = capture, regions, governor, sink, steps
         self.histograms = KernelHistograms(KernelClasses(), device_id, now_unix_nano)
         self._spans = GpuSpans(self.histograms.codes, device_id, sampled, trace_limit)
         self._joiner = Joiner(regions)
@@ -115,17 +118,26 @@ class GpuCapture:
 
     def arm(self) -> None:
         """Have modules and backward passes noted for a while, so that the next window knows what it opens in."""
-        self.regions.recording = True
+        self.note_regions(on=True)
         self._wake.wait(ARM_S)
+
+    def note_regions(self, *, on: bool) -> None:
+        """Have regions of modules, backward passes, event loops and worker threads noted, or no longer."""
+        self.regions.recording = on
+        if self.steps is not None:
+            if on:
+                self.steps.install()
+            else:
+                self.steps.remove()
 
     def window(self, length_ns: int, what: WindowKinds = T2_WINDOW) -> WindowReport | None:
         """Record for a while and digest what came; None when another client has CUPTI."""
         began = time.perf_counter_ns()
-        self.regions.recording = True
+        self.note_regions(on=True)
         try:
             return self._window(length_ns, what, began)
         finally:
-            self.regions.recording = False
+            self.note_regions(on=False)
 
     def _window(self, length_ns: int, what: WindowKinds, began: int) -> WindowReport | None:
         if not self.capture.open(what):
@@ -193,6 +205,7 @@ class GpuCapture:
             self._thread.join(timeout_s)
             self._thread = None
         self.capture.close()
+        self.note_regions(on=False)
         self._wake.clear()
 
     def deepen(self, seconds: float) -> None:

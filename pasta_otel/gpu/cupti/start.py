@@ -25,6 +25,7 @@ from pasta_otel.gpu.cupti.ops import OpWindow, RowSink, TaggedRegions
 from pasta_otel.gpu.cupti.requests import RequestRegions
 from pasta_otel.gpu.cupti.service import GPU_TIER, ColumnsSink, GpuCapture
 from pasta_otel.gpu.cupti.spans import DEFAULT_TRACE_LIMIT
+from pasta_otel.gpu.cupti.steps import StepRegions
 from pasta_otel.gpu.cupti.torch_watch import TorchWatch
 from pasta_otel.gpu.governor import Governor
 from pasta_otel.gpu.mapping import Regions
@@ -173,6 +174,7 @@ class GpuCaptureStarter:
             trace_limit=options.trace_limit,
             tier=options.tier,
             ops=None if self._sink is None else OpWindow(self.observer, self._sink, device_uuid).run,
+            steps=StepRegions(self.regions),
         )
         if self._meter is not None:
             service.register(self._meter)
@@ -193,7 +195,7 @@ class GpuCaptureStarter:
     def _after_fork(self) -> None:
         """Wait for CUDA anew in a forked worker; a child of a process that used CUDA cannot use it."""
         if self.service is not None:
-            self.regions.recording = False
+            self.service.note_regions(on=False)
             _cupti.window(False)
         elif self._thread is not None:
             self._stop = threading.Event()
