@@ -87,10 +87,13 @@ def expand(source: Path, folder: Path) -> Path:
     return target
 
 
-def _multiarch(machine: str | None) -> list[str]:
-    """Return where Debian keeps <asm/types.h>, which clang does not look at for the BPF target."""
-    folder = f"/usr/include/{machine or platform.machine()}-linux-gnu"
-    return [f"-I{folder}"] if Path(folder).is_dir() else []
+def _multiarch(machine: str) -> list[str]:
+    """Return where Debian keeps <asm/types.h>, which clang does not look at for the BPF target.
+
+    Its own machine's has linux-libc-dev, another's linux-libc-dev-<machine>-cross.
+    """
+    folders = (f"/usr/include/{machine}-linux-gnu", f"/usr/{machine}-linux-gnu/include")
+    return [f"-I{folder}" for folder in folders if Path(folder).is_dir()]
 
 
 def _run(command: list[str], text: str | None = None) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from bisect import bisect_right
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from pasta_otel.ebpf import layout
+from pasta_otel.ebpf.build import SOURCES, compile_object
 from pasta_otel.ebpf.elf import NotElfError, function_offsets
 from pasta_otel.ebpf.probes import BPF_FOLDER, load_probes
 from pasta_otel.ebpf.process_context import context_address, decode, read_context
@@ -496,6 +498,12 @@ def test_every_probed_driver_function_is_one_of_the_stand_in_with_all_its_copies
     names = [symbol for probe in load_probes() if probe.library for api in probe.apis for symbol in api.symbols]
     assert len(names) == len(set(names))
     assert set(function_offsets(str(standin), names)) == set(names)
+
+
+def test_the_sources_compile_for_arm64_too(tmp_path):
+    if not Path("/usr/aarch64-linux-gnu/include/asm").exists() and os.uname().machine != "aarch64":
+        pytest.skip("no arm64 headers (Debian: linux-libc-dev-arm64-cross)")
+    assert compile_object(SOURCES, tmp_path, "aarch64").stat().st_size > 0
 
 
 def test_numbers_of_apis_are_unique_and_launches_have_the_first():
