@@ -13,19 +13,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.memory_host import KINDS, RECORD, by_numpy, compiled
+from benchmarks.gpu.memory_host import KINDS, RECORD, Compiled, by_numpy, heat_by_numpy
 from pasta_otel.gpu.memory import library
 from pasta_otel.gpu.memory.collector import Collector
 from pasta_otel.gpu.memory.counters import MemoryTool
-from pasta_otel.gpu.memory.model import accesses
 from pasta_otel.gpu.memory.sanitizer import Domain, LaunchCallback, LaunchData, ModuleData, Resource, Sanitizer
 from pasta_otel.gpu.memory.selection import Selection
+from pasta_otel.gpu.memory.slots import CONTENTION, GLOBAL, STRIDES, WORST, total
+from pasta_otel.gpu.memory.tensors import Tensors
 
 RESULTS = Path(__file__).parents[1] / "results"
 REPEATS = 7
@@ -34,12 +36,17 @@ HEADER_BYTES = 16
 MODES = ("native", "slots", "hotness", "trace")
 
 
-def operations() -> dict[str, Any]:
-    """Return what is measured; imports torch, after the Sanitizer has subscribed."""
+def operations(made: Callable[[Any], object] = lambda _: None) -> dict[str, Any]:
+    """Return what is measured; imports torch, after the Sanitizer has subscribed.
+
+    Args:
+        made: Is told of the tensor that all read.
+    """
     import torch  # noqa: PLC0415 - after the Sanitizer has subscribed
 
     x = torch.arange(8192 * 4096, device="cuda", dtype=torch.float32).reshape(8192, 4096) / 1e6
     torch.cuda.synchronize()
+    made(x)
     return {
         "transpose": lambda: x.t().contiguous(),
         "add": lambda: x + x,
@@ -72,13 +79,14 @@ def native() -> dict[str, Any]:
 
 
 def slots(*, hotness: bool = False) -> dict[str, Any]:
-    tool = MemoryTool(hotness=hotness)
+    tensors = Tensors()
+    tool = MemoryTool(hotness=hotness, tensors=tensors)
     sanitizer = Sanitizer(library.find_library(), tool.functions, tool.optional_functions)
     problems: list[str] = []
     collector = Collector(sanitizer, library.find_patch(), Selection(), tool, on_problem=problems.append)
     sanitizer.subscribe(collector.on_event)
     found = {}
-    for name, operation in operations().items():
+    for name, operation in operations(lambda x: tensors.allocated(x.data_ptr(), x.nbytes)).items():
         operation()
         collector.finish()
         before = len(collector.launches)
@@ -86,15 +94,28 @@ def slots(*, hotness: bool = False) -> dict[str, Any]:
         began = time.perf_counter()
         collector.finish()
         read_ms = (time.perf_counter() - began) * 1e3
-        counted = [accesses(result.words) for _, result in collector.launches[before:]]
-        totals = [
-            [sum(getattr(one.global_[kind], field) for one in counted) // REPEATS for field in FIELDS] for kind in KINDS
-        ]
-        found[name] = {"ms": times, "read_ms": read_ms, "totals": totals, "launches": len(counted)}
+        results = [result for _, result in collector.launches[before:]]
+        answer = words_of([result.words for result in results[: len(results) // REPEATS]]) if results else []
+        found[name] = {"ms": times, "read_ms": read_ms, "answer": answer, "launches": len(results)}
+        if hotness:
+            found[name]["heat"] = heat_of(results[: len(results) // REPEATS])
     return {**found, "problems": problems}
 
 
-FIELDS = ("requests", "lanes", "sectors", "bytes")
+def words_of(rows: list[tuple[int, ...]]) -> list[int]:
+    """Return what the host's analysis gives too (``memory_host.WORDS``), of launches summed."""
+    words = total(rows)
+    totals = [words[GLOBAL[kind] + field] for kind in KINDS for field in range(4)]
+    strides = words[STRIDES["global"] : STRIDES["global"] + 8]
+    contention = words[CONTENTION["global"] : CONTENTION["global"] + 2]
+    return [*totals, *strides, *contention, words[WORST["global"]]]
+
+
+def heat_of(results: list[Any]) -> dict[str, Any]:
+    """Return hotness as the host's analysis gives it, of an operation that is one launch."""
+    (one,) = results
+    ranges = sorted(accesses for _, accesses in one.ranges)
+    return {"ranges": ranges, "working_set": one.working_set, "tensors": [accesses for _, accesses in one.tensors]}
 
 
 class Trace:
@@ -142,14 +163,15 @@ def trace() -> dict[str, Any]:
         source = Path(__file__).with_name("memory_trace.cu")
         nvcc = library.find_nvcc(os.environ)
         subprocess.run([nvcc, *library.PATCH_FLAGS, "-arch=native", str(source), "-o", str(patch)], check=True)
-        by_c, tracer, found = compiled(Path(folder)), Trace(str(patch)), {}
-        for name, operation in operations().items():
+        by_c, tracer, found, tensors = Compiled(Path(folder)), Trace(str(patch)), {}, []
+        operated = operations(lambda x: tensors.append((x.data_ptr(), x.data_ptr() + x.nbytes)))
+        for name, operation in operated.items():
             operation()
-            found[name] = _trace(tracer, operation, by_c)
+            found[name] = _trace(tracer, operation, by_c, tensors)
     return {**found, "problems": tracer.problems}
 
 
-def _trace(tracer: Trace, operation, by_c) -> dict[str, Any]:
+def _trace(tracer: Trace, operation, by_c: Compiled, tensors: list[tuple[int, int]]) -> dict[str, Any]:
     import torch  # noqa: PLC0415 - after the Sanitizer has subscribed
 
     tracer.reset()
@@ -158,38 +180,57 @@ def _trace(tracer: Trace, operation, by_c) -> dict[str, Any]:
     (ms,) = timed(operation, 1)
     tracer.armed = False
     records, copy_ms = tracer.copy()
-    times: dict[str, list[float]] = {"numpy_ms": [], "c_ms": []}
+    numpy_ms, answer = repeated(lambda: by_numpy(records).tolist())
+    c_ms, c_answer = repeated(lambda: by_c(records).tolist())
+    heat_numpy_ms, heat = repeated(lambda: heat_by_numpy(records, tensors))
+    heat_c_ms, c_heat = repeated(lambda: by_c.heat(records, tensors))
+    assert (answer, heat) == (c_answer, c_heat)
+    times = {"numpy_ms": numpy_ms, "c_ms": c_ms, "heat_numpy_ms": heat_numpy_ms, "heat_c_ms": heat_c_ms}
+    return {"ms": [ms], "copy_ms": copy_ms, "records": len(records), "answer": answer, "heat": heat, **times}
+
+
+def repeated(analyse: Callable[[], Any]) -> tuple[list[float], Any]:
+    """Return milliseconds of three runs, and the answer."""
+    times = []
     for _ in range(3):
-        for key, analyse in (("numpy_ms", by_numpy), ("c_ms", by_c)):
-            began = time.perf_counter()
-            totals = analyse(records)
-            times[key].append((time.perf_counter() - began) * 1e3)
-            if key == "numpy_ms":
-                expected = totals
-    assert (totals == expected).all()
-    return {"ms": [ms], "copy_ms": copy_ms, "records": len(records), "totals": totals.tolist(), **times}
+        began = time.perf_counter()
+        answer = analyse()
+        times.append((time.perf_counter() - began) * 1e3)
+    return times, answer
 
 
 def ratios(modes: dict[str, Any]) -> dict[str, Any]:
-    """Return, for each operation, how much longer than natively, and how much faster than on the host."""
+    """Return, for each operation, how much longer than natively, and how much faster than on the host.
+
+    The host's time is that of its analysis alone: neither writing the trace nor copying it is in it.
+    """
     found = {}
     for name, own in modes["native"].items():
         slot, hot, traced = modes["slots"][name], modes["hotness"][name], modes["trace"][name]
-        with_hotness = float(np.median(hot["ms"]))
-        plain, analysed = float(np.median(own["ms"])), float(np.median(slot["ms"]))
+        plain, counters, hotness = (float(np.median(one["ms"])) for one in (own, slot, hot))
+        host = {key: float(np.median(traced[key])) for key in ("numpy_ms", "c_ms", "heat_numpy_ms", "heat_c_ms")}
         found[name] = {
             "native_ms": plain,
-            "analysed_ms": analysed,
-            "slow_down": analysed / plain,
-            "with_hotness_ms": with_hotness,
-            "slow_down_with_hotness": with_hotness / plain,
-            "numpy_over_in_situ_with_hotness": float(np.median(traced["numpy_ms"])) / with_hotness,
-            "numpy_over_in_situ": float(np.median(traced["numpy_ms"])) / analysed,
-            "c_over_in_situ": float(np.median(traced["c_ms"])) / analysed,
+            "counters": _ratios(plain, counters, host["numpy_ms"], host["c_ms"]),
+            "with_hotness": _ratios(
+                plain, hotness, host["numpy_ms"] + host["heat_numpy_ms"], host["c_ms"] + host["heat_c_ms"]
+            ),
+            "trace_ms": traced["ms"][0],
             "copy_ms": traced["copy_ms"],
-            "equal": slot["totals"] == hot["totals"] == traced["totals"],
+            "equal": slot["answer"] == hot["answer"] == traced["answer"] and hot["heat"] == traced["heat"],
         }
     return found
+
+
+def _ratios(native_ms: float, in_situ_ms: float, numpy_ms: float, c_ms: float) -> dict[str, float]:
+    return {
+        "in_situ_ms": in_situ_ms,
+        "slow_down": in_situ_ms / native_ms,
+        "numpy_ms": numpy_ms,
+        "c_ms": c_ms,
+        "numpy_over_in_situ": numpy_ms / in_situ_ms,
+        "c_over_in_situ": c_ms / in_situ_ms,
+    }
 
 
 def run() -> dict[str, Any]:

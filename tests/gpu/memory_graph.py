@@ -15,8 +15,10 @@ torch.cuda.synchronize()
 x.zero_()
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
-    for _ in range(70):  # more GPU kernels than one slab has slots
-        x.add_(1)
+    for _ in range(35):
+        x.add_(2)
+        torch.neg_(x)  # another GPU kernel
+        torch.neg_(x)
 torch.cuda.synchronize()
 assert float(x[0]) == 0, "a capture launches nothing"
 for _ in range(REPLAYS):

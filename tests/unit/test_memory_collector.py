@@ -114,7 +114,7 @@ class FakeDevice:
     def count(self, slot, value, stream):
         def work():
             base = max(address for address in list(self.memory) if address <= slot)
-            self.memory[base][(slot - base) // 8 + HEADER + 32 * (value % WAYS)] += value
+            self.memory[base][(slot - base) // 8 + HEADER + 32 * (value % 8)] += value
 
         with self.order:
             self.queues[stream].append(work)
@@ -157,19 +157,21 @@ class Program:
     def values(self):
         return [value for _, value in self.collector.launches]
 
-    def graph(self, values, stream=1, *, upload=False, between=lambda: None):
-        """Launch a graph: its nodes are told of before any of them is in the stream."""
-        given = []
+    def graph(self, values, stream=1, *, upload=False, between=lambda: None, functions=1 << 20):
+        """Launch a graph: its nodes are told of before any of them is in the stream; those of one function share a slot."""
+        given = {}
         self.tell(Domain.GRAPHS, Graphs.LAUNCH_BEGIN, StreamData(CONTEXT, 0, stream))
-        for value in values:
-            node = NodeData(type=0)
+        for at, value in enumerate(values):
+            node, function = NodeData(type=0), 1 + at % functions
+            node.launch.function = function
             node.launch.context, node.launch.stream_handle, node.launch.name = CONTEXT, stream, b"node"
             node.launch.grid[:], node.launch.block[:] = (value, 1, 1), (32, 1, 1)
             self.device.given.slot = None
             self.tell(Domain.GRAPHS, Graphs.NODE_LAUNCH_BEGIN, node)
-            given.append((self.device.given.slot, value))
+            _, counted = given.get(function, (None, 0))
+            given[function] = (self.device.given.slot, counted + value)
             between()
-        for slot, value in given:
+        for slot, value in given.values():
             if slot is not None and not upload:
                 self.device.count(slot, value, stream)
         self.tell(Domain.GRAPHS, Graphs.LAUNCH_END, StreamData(CONTEXT, 0, stream))
@@ -320,7 +322,7 @@ def test_a_selection_that_makes_no_sense_is_refused(wrong):
 
 
 def test_a_slot_is_what_the_documentation_says():
-    assert (COUNTER_BYTES, SLOT_BYTES) == (6208, 97344)
+    assert (COUNTER_BYTES, SLOT_BYTES) == (98368, 213056)
     assert MemoryTool().slot_bytes == SLOT_BYTES
     assert MemoryTool(hotness=False).slot_bytes == COUNTER_BYTES
 
@@ -349,8 +351,23 @@ def test_a_graph_that_is_only_uploaded_launched_nothing():
     program.graph([4])
     program.collector.finish()
     assert program.values == [4]
-    assert program.collector.launches[0][0].graph
+    assert program.collector.launches[0][0].nodes == 1
     assert program.collector.skipped == {"not_run": 3}
+
+
+def test_the_nodes_of_one_gpu_kernel_in_a_graph_share_a_record():
+    program = Program()
+    program.graph(range(1, 101), functions=2)
+    program.launch(7)
+    program.graph([5, 6], functions=1)
+    program.collector.finish()
+    assert [(launch.nodes, value) for launch, value in program.collector.launches] == [
+        (50, sum(range(1, 100, 2))),
+        (50, sum(range(2, 101, 2))),
+        (0, 7),
+        (2, 11),
+    ]
+    assert program.collector.seen == 103
 
 
 def test_a_graph_launched_by_another_thread_leaves_an_open_launch_alone():

@@ -46,7 +46,7 @@ def test_the_layout_in_python_is_the_layout_in_cuda():
     named |= {"REMOTE_SHARED": slots.OTHER["remote_shared_requests"], "WGMMA": slots.OTHER["wgmma_instructions"]}
     named |= {"TMA": slots.OTHER["tensor_map_copies"], "NOT_BEGIN": slots.NOT_BEGIN, "END": slots.END}
     named |= {name.upper(): slots.OTHER[name] for name in ("blocks", "hot_lost", "hot_outside")}
-    sizes = ("WORDS", "WAYS", "HEADER", "RANGES", "RANGE_WORDS", "TENSORS", "TENSOR_WORDS")
+    sizes = ("WORDS", "WAYS", "HEADER", "RANGES", "RANGE_WORDS", "TENSORS", "TENSOR_WAYS", "TENSOR_WORDS")
     named |= {name: getattr(slots, name) for name in sizes}
     assert cuda == named
 

@@ -4,8 +4,8 @@
 // tests/unit/test_memory_patch.py compiles this same file for the CPU, with the warp's intrinsics emulated.
 #include "patch.cuh"
 
-// One slot a launch: a header, then WAYS copies of WORDS counters, by multiprocessor, so that 132 of them do not queue on one
-// address, then (where the header asks for it) the tables of hotness. slots.py repeats this layout; a test compares the two.
+// One slot a launch: a header; WAYS copies of WORDS counters, by multiprocessor, because atomics that queue on one address
+// take most of the time; then, where the header asks for hotness, its tables. slots.py has the same layout; a test compares.
 enum Layout {
   // requests (instructions of one warp), active lanes, 32-byte sectors, bytes asked for
   GLOBAL_LOAD = 0,
@@ -46,18 +46,19 @@ enum Layout {
   WORST_GLOBAL = 94,
   WORST_SHARED = 95,
   WORDS = 96,
-  WAYS = 8,
+  WAYS = 128,
   // header: whether hotness is counted, address of the table of tensors
   HEADER = 8,
   // an entry: 2 MiB range + 1, lane accesses, one bit for each of its 512 pages of 4 KiB
   RANGES = 1024,
   RANGE_WORDS = 10,
-  // an entry: tensor's number, lane accesses by way
+  // an entry: tensor's number, lane accesses in ways of their own
   TENSORS = 128,
-  TENSOR_WORDS = 9
+  TENSOR_WAYS = 31,
+  TENSOR_WORDS = 32
 };
 enum Stride { IRREGULAR = 7 };
-static const u32 PROBES = 32;
+static const u32 PROBES = 32, APART = 0xffffffffu;
 
 static __device__ __forceinline__ u64* way_of(void* slot)
 {
@@ -65,50 +66,68 @@ static __device__ __forceinline__ u64* way_of(void* slot)
 }
 
 // Neighbouring lanes add to neighbouring words: one transaction instead of four.
-static __device__ __forceinline__ void add4(u64* to, u32 mask, u32 lane, u64 a, u64 b, u64 c, u64 d)
+static __device__ __forceinline__ void add4(u64* to, u32 mask, u32 lane, u32 a, u32 b, u32 c, u32 d)
 {
   u32 step = __popc(mask);
+#pragma unroll 1
   for (u32 i = __popc(mask & ((1u << lane) - 1)); i < 4; i += step)
-    atomicAdd(to + i, i == 0 ? a : i == 1 ? b : i == 2 ? c : d);
+    add(to + i, i == 0 ? a : i == 1 ? b : i == 2 ? c : d);
 }
 
-// Distance between neighbouring lanes in units of the access size; false where it is not the same for all.
-static __device__ __forceinline__ bool uniform_stride(u32 mask, u32 lane, u64 address, u32 size, u64* units)
+// A request's addresses lie near each other, nearly always: then they are 32-bit distances from that of its first lane, which
+// takes half the registers. Registers are what a device function costs most: its caller keeps them in memory meanwhile.
+static __device__ __forceinline__ u64 first_of(u32 mask, u64 address) { return __shfl_sync(mask, address, __ffs(mask) - 1); }
+
+static __device__ __forceinline__ bool all_near(u32 mask, u64 address, u64 from)
+{
+  long long far = (long long)(address - from);
+  return __all_sync(mask, far > -(1ll << 30) && far < 1ll << 30);
+}
+
+// Distance between neighbouring lanes in units of the access size, a power of two; APART where it is not the same for all.
+template <typename Distance> static __device__ __forceinline__ u32 units_of(u32 mask, u32 lane, Distance near, u32 size)
 {
   u32 first = __ffs(mask) - 1, rest = mask & (mask - 1), second = rest ? __ffs(rest) - 1 : first;
-  u64 from = __shfl_sync(mask, address, first), to = __shfl_sync(mask, address, second);
-  long long span = (long long)(to - from), gap = second - first;
-  long long stride = gap ? span / gap : 0;
-  bool fits = address == from + (u64)(stride * (long long)(lane - first)) && stride % (long long)size == 0;
-  *units = (u64)(stride < 0 ? -stride : stride) / size;
-  return __all_sync(mask, fits);
+  Distance stride = __shfl_sync(mask, near, second);
+  if (second > first + 1) stride /= (Distance)(second - first);
+  bool fits = near == stride * (Distance)(lane - first) && !((u32)stride & (size - 1));
+  u64 units = (u64)(stride < 0 ? -stride : stride) >> (__ffs(size) - 1);
+  return !__all_sync(mask, fits) ? APART : units < APART ? (u32)units : APART - 1;
+}
+
+// Count the distinct sectors of the lanes that are chosen of a warp's active ones.
+static __device__ __forceinline__ u32 sectors_of(u32 mask, u32 lane, u64 address, u64 from, bool near, u32 chosen)
+{
+  u32 same = near ? __match_any_sync(mask, (u32)((int)(((u32)from & 31u) + (u32)(address - from)) >> 5))
+                  : __match_any_sync(mask, address >> 5);
+  return __popc(__ballot_sync(mask, (chosen >> lane & 1) && is_first(same & chosen, lane)));
 }
 
 // 0 one address, 1 adjacent, 2 every second, 3 up to 4, 4 up to 8, 5 up to 32, 6 farther, 7 irregular
-static __device__ __forceinline__ u32 global_stride(bool uniform, u64 units)
+static __device__ __forceinline__ u32 global_stride(u32 units)
 {
-  if (!uniform) return IRREGULAR;
-  return units <= 2 ? (u32)units : units <= 4 ? 3 : units <= 8 ? 4 : units <= 32 ? 5 : 6;
+  if (units == APART) return IRREGULAR;
+  return units <= 2 ? units : units <= 4 ? 3 : units <= 8 ? 4 : units <= 32 ? 5 : 6;
 }
 
 // 0 one address, 1 odd, then by the power of two that divides it: 2 -> 2, 4 -> 3, 8 -> 4, 16 -> 5, 32 and more -> 6
-static __device__ __forceinline__ u32 shared_stride(bool uniform, u64 units)
+static __device__ __forceinline__ u32 shared_stride(u32 units)
 {
-  if (!uniform) return IRREGULAR;
-  u32 low = (u32)units & 63u;
+  if (units == APART) return IRREGULAR;
+  u32 low = units & 63u;
   if (units == 0) return 0;
   return low == 0 ? 6 : min(__ffs(low), 6);
 }
 
-static __device__ __forceinline__ void count_contention(u64* to, u32 mask, u32 lane, u64 address)
+static __device__ __noinline__ void count_contention(u64* to, u32 mask, u32 lane, u64 address)
 {
   u32 same = __match_any_sync(mask, address), lanes = __popc(same);
   u32 addresses = __popc(__ballot_sync(mask, is_first(same, lane)));
   u32 depth = 0;
   while (__any_sync(mask, lanes > depth)) depth++;
   if (is_first(mask, lane)) {
-    atomicAdd(to, (u64)addresses);
-    atomicAdd(to + 1, (u64)depth);
+    add(to, (u64)addresses);
+    add(to + 1, (u64)depth);
   }
 }
 
@@ -116,67 +135,133 @@ static __device__ __forceinline__ void count_contention(u64* to, u32 mask, u32 l
 static __device__ __forceinline__ u64* entry_of(u64* table, u32 entries, u32 words, u64 key)
 {
   u32 at = (u32)(key * 0x9e3779b97f4a7c15ull >> 40) % entries;
+#pragma unroll 1
   for (u32 tried = 0; tried < PROBES; tried++, at = (at + 1) % entries) {
     u64* entry = table + at * words;
     u64 found = look(entry);
-    if (found == 0) found = atomicCAS(entry, 0ull, key);
+    if (found == 0) found = claim(entry, key);
     if (found == 0 || found == key) return entry;
   }
   return 0;
 }
 
-// Return the number of the tensor that holds an address, 0 if none does. The table: how many, then begins in ascending
-// order, ends, numbers.
-static __device__ __forceinline__ u64 tensor_at(const u64* table, u64 address)
+// Return the number of the tensor that holds an address, 0 if none does, and the bounds of the tensor or of the gap. The table:
+// how many, then begins in ascending order, ends, numbers.
+static __device__ __forceinline__ u64 tensor_at(const u64* table, u64 address, u64* begin, u64* end)
 {
-  u64 count = table[0], low = 0, high = count;
+  u64 count = table ? constant(table) : 0, low = 0, high = count;
   while (low < high) {
     u64 middle = (low + high) / 2;
-    if (table[1 + middle] <= address) low = middle + 1; else high = middle;
+    if (constant(table + 1 + middle) <= address) low = middle + 1; else high = middle;
   }
-  return low && address < table[count + low] ? table[2 * count + low] : 0;
+  bool inside = low && address < constant(table + count + low);
+  *begin = !low ? 0 : constant(table + (inside ? low : count + low));
+  *end = inside ? constant(table + count + low) : low < count ? constant(table + 1 + low) : ~0ull;
+  return inside ? constant(table + 2 * count + low) : 0;
 }
 
-// Count accesses to a place of at most 512 bytes (what the allocators of PyTorch and CuPy round to) that lies in one piece.
-static __device__ __forceinline__ void heat(void* slot, u64* way, u64 address, u64 accesses)
+static __device__ __forceinline__ u64* ranges_of(void* slot) { return (u64*)slot + HEADER + WAYS * WORDS; }
+
+// Note accesses to one 2 MiB range; false where there is no room.
+static __device__ __forceinline__ u64* heat_range(void* slot, u64 address, u64 accesses)
 {
-  u64* ranges = (u64*)slot + HEADER + WAYS * WORDS;
-  u64* range = entry_of(ranges, RANGES, RANGE_WORDS, (address >> 21) + 1);
-  if (range) {
-    u32 page = (u32)(address >> 12) & 511u;
-    u64 bit = 1ull << (page & 63u);
-    atomicAdd(range + 1, accesses);
-    if (!(look(range + 2 + page / 64) & bit)) atomicOr(range + 2 + page / 64, bit);
-  }
-  const u64* table = (const u64*)((u64*)slot)[1];
-  u64 tensor = table ? tensor_at(table, address) : 0;
-  u64* entry = tensor ? entry_of(ranges + RANGES * RANGE_WORDS, TENSORS, TENSOR_WORDS, tensor) : 0;
-  if (entry) atomicAdd(entry + 1 + (way - (u64*)slot - HEADER) / WORDS, accesses);
-  if (!tensor) atomicAdd(way + HOT_OUTSIDE, accesses);
-  if (!range || (tensor && !entry)) atomicAdd(way + HOT_LOST, accesses);
+  u64* range = entry_of(ranges_of(slot), RANGES, RANGE_WORDS, (address >> 21) + 1);
+  if (range) add(range + 1, accesses);
+  return range;
 }
 
-static __device__ __forceinline__ bool wants_heat(void* slot) { return ((u64*)slot)[0] != 0; }
-
-// The lanes of a warp: one for all that meet in 512 bytes.
-static __device__ __forceinline__ void heat_lanes(void* slot, u64* way, u32 mask, u32 lane, u64 address)
+static __device__ __forceinline__ void heat_page(u64* range, u64 address)
 {
-  u32 same = __match_any_sync(mask, address >> 9);
-  if (is_first(same, lane)) heat(slot, way, address, __popc(same));
+  u32 page = (u32)(address >> 12) & 511u;
+  u64 bit = 1ull << (page & 63u);
+  if (!(look(range + 2 + page / 64) & bit)) set_bits(range + 2 + page / 64, bit);
+}
+
+static __device__ __forceinline__ void heat_tensor(void* slot, u64* way, u64 number, u64 accesses)
+{
+  u64* entry = number ? entry_of(ranges_of(slot) + RANGES * RANGE_WORDS, TENSORS, TENSOR_WORDS, number) : 0;
+  if (entry) add(entry + 1 + sm_id() % TENSOR_WAYS, accesses);
+  if (!number) add(way + HOT_OUTSIDE, accesses);
+  if (number && !entry) add(way + HOT_LOST, accesses);
+}
+
+static __device__ __forceinline__ bool wants_heat(void* slot) { return constant((u64*)slot) != 0; }
+static __device__ __forceinline__ const u64* tensors_of(void* slot) { return (const u64*)constant((u64*)slot + 1); }
+
+// The lanes of a warp, nearly always in one range and in one tensor: one turn of each loop. All lanes take all turns. A function
+// of its own, so that its caller saves fewer registers where no hotness is wanted.
+static __device__ __noinline__ void heat_lanes(void* slot, u32 mask, u32 lane, u64 address)
+{
+  u64 range = 0, begin, end, *way = way_of(slot);
+  u32 pages = __match_any_sync(mask, address >> 12);
+  for (u32 left = mask; left;) {
+    u32 leader = __ffs(left) - 1;
+    u32 group = __ballot_sync(mask, address >> 21 == __shfl_sync(mask, address, leader) >> 21) & left;
+    u64 entry = lane == leader ? (u64)heat_range(slot, address, __popc(group)) : 0;
+    entry = __shfl_sync(mask, entry, leader);
+    if (group >> lane & 1) range = entry;
+    if (lane == leader && !entry) add(way + HOT_LOST, (u64)__popc(group));
+    left &= ~group;
+  }
+  if (range && is_first(pages, lane)) heat_page((u64*)range, address);
+  for (u32 left = mask; left;) {
+    u32 leader = __ffs(left) - 1;
+    u64 number = lane == leader ? tensor_at(tensors_of(slot), address, &begin, &end) : 0;
+    u64 from = __shfl_sync(mask, begin, leader), to = __shfl_sync(mask, end, leader);
+    u32 group = __ballot_sync(mask, from <= address && address < to) & left;
+    if (lane == leader) heat_tensor(slot, way, number, __popc(group));
+    left &= ~group;
+  }
+}
+
+static __device__ __forceinline__ int within_reach(u64 bound, u64 from)
+{
+  const long long reach = 1ll << 30;
+  long long far = (long long)(bound - from);
+  return (int)(far < -reach ? -reach : far > reach ? reach : far);
+}
+
+// The same where all lanes lie in one range and in one tensor, as they nearly always do: the first lane does it for all. Return
+// whether they did.
+static __device__ __noinline__ bool heat_together(void* slot, u32 mask, u32 lane, u64 from, int near)
+{
+  u64 number = 0, range = 0;
+  int low = 0, high = 0;
+  if (is_first(mask, lane)) {
+    u64 begin, end, two_mib = from >> 21 << 21;
+    number = tensor_at(tensors_of(slot), from, &begin, &end);
+    low = within_reach(begin > two_mib ? begin : two_mib, from);
+    high = within_reach(end < two_mib + (1 << 21) ? end : two_mib + (1 << 21), from);
+  }
+  low = __shfl_sync(mask, low, __ffs(mask) - 1);
+  high = __shfl_sync(mask, high, __ffs(mask) - 1);
+  if (!__all_sync(mask, low <= near && near < high)) return false;
+  bool one_page = __all_sync(mask, (((int)(from & 4095u) + near) >> 12) == 0);
+  if (is_first(mask, lane)) {
+    u64* way = way_of(slot);
+    range = (u64)heat_range(slot, from, __popc(mask));
+    if (!range) add(way + HOT_LOST, (u64)__popc(mask));
+    heat_tensor(slot, way, number, __popc(mask));
+    if (range && one_page) heat_page((u64*)range, from);
+  }
+  if (one_page) return true;
+  range = first_of(mask, range);
+  u32 same = __match_any_sync(mask, ((int)(from & 4095u) + near) >> 12);
+  if (range && is_first(same, lane)) heat_page((u64*)range, from + (u64)(long long)near);
+  return true;
 }
 
 // Keep the request that took most transactions of all that took more than they had to, with its lanes' distance.
-static __device__ __forceinline__ void note_worst(u64* word, u32 transactions, u32 best, u32 size, bool uniform, u64 units)
+static __device__ __forceinline__ void note_worst(u64* word, u32 transactions, u32 best, u32 size, u32 units)
 {
-  u64 distance = uniform && units < 0xffffffffull ? units : 0xffffffffull;
-  if (transactions > best) raise(word, (u64)transactions << 48 | (u64)size << 32 | distance);
+  if (transactions > best) raise(word, (u64)transactions << 48 | (u64)size << 32 | units);
 }
 
 extern "C" __device__ __noinline__ int PastaBegin(void* slot, u64 pc)
 {
   if (!slot || !first_of_block()) return 0;
   u64* way = way_of(slot);
-  atomicAdd(way + BLOCKS, (u64)1);
+  add(way + BLOCKS, (u64)1);
   raise(way + NOT_BEGIN, ~device_time());
   return 0;
 }
@@ -187,25 +272,54 @@ extern "C" __device__ __noinline__ int PastaEnd(void* slot, u64 pc)
   return 0;
 }
 
+// Every path calls another function at its end or not at all: what lives across a call must be kept in memory.
+static __device__ __noinline__ int heat_warp(void* slot, u32 mask, u64 address)
+{
+  u32 lane = lane_id();
+  u64 from = first_of(mask, address);
+  if (!all_near(mask, address, from) || !heat_together(slot, mask, lane, from, (int)(address - from)))
+    heat_lanes(slot, mask, lane, address);
+  return 0;
+}
+
+static __device__ __noinline__ int global_atomic(void* slot, u32 mask, u64 address, u32 size)
+{
+  u32 lane = lane_id(), lanes = __popc(mask);
+  add4(way_of(slot) + GLOBAL_ATOMIC, mask, lane, 1, lanes, sectors_of(mask, lane, address, 0, false, mask), lanes * size);
+  count_contention(way_of(slot) + GLOBAL_CONTENTION, mask, lane, address);
+  return wants_heat(slot) ? heat_warp(slot, mask, address) : 0;
+}
+
+// A load or a store of so many sectors.
+static __device__ __forceinline__ void count_global(void* slot, u32 mask, u32 lane, u32 size, u32 flags, u32 sectors, u32 units)
+{
+  u32 lanes = __popc(mask);
+  u64* way = way_of(slot);
+  add4(way + ((flags & WRITE) ? GLOBAL_STORE : GLOBAL_LOAD), mask, lane, 1, lanes, sectors, lanes * size);
+  if (!is_first(mask, lane)) return;
+  add(way + GLOBAL_STRIDE + global_stride(units), (u64)1);
+  note_worst(way + WORST_GLOBAL, sectors, (lanes * size + 31) / 32, size, units);
+}
+
+// A warp whose lanes are more than 1 GiB apart.
+static __device__ __noinline__ int global_far(void* slot, u32 mask, u64 address, u32 size, u32 flags)
+{
+  u32 lane = lane_id(), sectors = sectors_of(mask, lane, address, 0, false, mask);
+  u32 units = units_of<long long>(mask, lane, (long long)(address - first_of(mask, address)), size);
+  count_global(slot, mask, lane, size, flags, sectors, units);
+  return wants_heat(slot) ? heat_warp(slot, mask, address) : 0;
+}
+
 extern "C" __device__ __noinline__ int PastaGlobal(void* slot, u64 pc, void* ptr, u32 size, u32 flags, const void* data)
 {
   if (!slot || (flags & PREFETCH)) return 0;
-  u64 address = (u64)ptr, units;
   u32 mask = __activemask(), lane = lane_id();
-  u32 same = __match_any_sync(mask, address >> 5);
-  u32 sectors = __popc(__ballot_sync(mask, is_first(same, lane)));
-  bool uniform = uniform_stride(mask, lane, address, size, &units);
-  u64* way = way_of(slot);
-  u32 lanes = __popc(mask), kind = is_atomic(flags) ? GLOBAL_ATOMIC : (flags & WRITE) ? GLOBAL_STORE : GLOBAL_LOAD;
-  add4(way + kind, mask, lane, 1, lanes, sectors, (u64)lanes * size);
-  if (kind == GLOBAL_ATOMIC) {
-    count_contention(way + GLOBAL_CONTENTION, mask, lane, address);
-  } else if (is_first(mask, lane)) {
-    atomicAdd(way + GLOBAL_STRIDE + global_stride(uniform, units), (u64)1);
-    note_worst(way + WORST_GLOBAL, sectors, (lanes * size + 31) / 32, size, uniform, units);
-  }
-  if (wants_heat(slot)) heat_lanes(slot, way, mask, lane, address);
-  return 0;
+  if (is_atomic(flags)) return global_atomic(slot, mask, (u64)ptr, size);
+  u64 from = first_of(mask, (u64)ptr);
+  if (!all_near(mask, (u64)ptr, from)) return global_far(slot, mask, (u64)ptr, size, flags);
+  u32 sectors = sectors_of(mask, lane, (u64)ptr, from, true, mask);
+  count_global(slot, mask, lane, size, flags, sectors, units_of<int>(mask, lane, (int)((u64)ptr - from), size));
+  return wants_heat(slot) ? heat_warp(slot, mask, (u64)ptr) : 0;
 }
 
 // cp.async: a lane whose source size is 0 has no source and touches no sector. The arguments are those that every version
@@ -215,28 +329,28 @@ extern "C" __device__ __noinline__ int PastaAsyncCopy(void* slot, u64 pc, void* 
 {
   if (!slot) return 0;
   u64 address = (u64)src;
-  u32 mask = __activemask(), lane = lane_id();
-  u32 same = __match_any_sync(mask, address >> 5);
-  u32 sources = __ballot_sync(mask, src != 0);
-  u32 sectors = __popc(__ballot_sync(mask, src != 0 && is_first(same, lane)));
-  u64* way = way_of(slot);
-  add4(way + ASYNC_COPY, mask, lane, 1, __popc(mask), sectors, (u64)__popc(sources) * size);
-  if (wants_heat(slot) && src) heat_lanes(slot, way, sources, lane, address);
-  return 0;
+  u32 mask = __activemask(), lane = lane_id(), sources = __ballot_sync(mask, src != 0);
+  u32 sectors = sectors_of(mask, lane, address, 0, false, sources);
+  add4(way_of(slot) + ASYNC_COPY, mask, lane, 1, __popc(mask), sectors, __popc(sources) * size);
+  return src && wants_heat(slot) ? heat_warp(slot, sources, address) : 0;
 }
 
-// cp.async.bulk: one copy, named alike by every active lane; begins and sizes are multiples of 16 bytes. Half a kilobyte at a
-// time is counted as one access for each 16 bytes.
+// cp.async.bulk: one copy, named alike by every active lane; begins and sizes are multiples of 16 bytes, and each 16 bytes are
+// one access.
 static __device__ __forceinline__ void count_bulk(void* slot, u32 kind, u64 address, u64 size)
 {
   u32 mask = __activemask(), lane = lane_id();
   u64 *way = way_of(slot), end = address + size;
   if (!is_first(mask, lane) || size == 0) return;
-  add4(way + kind, 1u << lane, lane, 1, 1, ((end + 31) >> 5) - (address >> 5), size);
+  add4(way + kind, 1u << lane, lane, 1, 1, (u32)(((end + 31) >> 5) - (address >> 5)), (u32)size);
   if (!wants_heat(slot)) return;
-  for (u64 from = address; from < end; from = (from | 511) + 1) {
-    u64 to = (from | 511) + 1 < end ? (from | 511) + 1 : end;
-    heat(slot, way, from, (to - from) / 16);
+  for (u64 from = address; from < end; from = (from | 4095) + 1) {  // page by page
+    u64 to = (from | 4095) + 1 < end ? (from | 4095) + 1 : end, *range = heat_range(slot, from, (to - from) / 16);
+    if (range) heat_page(range, from); else add(way + HOT_LOST, (to - from) / 16);
+  }
+  for (u64 from = address, begin, to; from < end; from = to) {  // tensor by tensor
+    u64 number = tensor_at(tensors_of(slot), from, &begin, &to);
+    heat_tensor(slot, way, number, ((to < end ? to : end) - from) / 16);
   }
 }
 
@@ -256,7 +370,7 @@ extern "C" __device__ __noinline__ int PastaBulkStore(void* slot, u64 pc, u64 ds
 // Copies by a tensor map: how many bytes one takes stands in the map, whose layout NVIDIA does not publish.
 extern "C" __device__ __noinline__ int PastaTensorMap(void* slot, u64 pc, u64 map)
 {
-  if (slot && is_first(__activemask(), lane_id())) atomicAdd(way_of(slot) + TMA, (u64)1);
+  if (slot && is_first(__activemask(), lane_id())) add(way_of(slot) + TMA, (u64)1);
   return 0;
 }
 
@@ -264,7 +378,7 @@ extern "C" __device__ __noinline__ int PastaRemoteShared(void* slot, u64 pc, voi
 {
   if (!slot) return 0;
   u32 mask = __activemask(), lanes = __popc(mask);
-  add4(way_of(slot) + REMOTE_SHARED, mask, lane_id(), 1, lanes, (u64)lanes * size, 0);
+  add4(way_of(slot) + REMOTE_SHARED, mask, lane_id(), 1, lanes, lanes * size, 0);
   return 0;
 }
 
@@ -311,22 +425,29 @@ static __device__ __forceinline__ u32 count_shared(u64* to, u32 mask, u32 lane, 
   return wavefronts;
 }
 
+static __device__ __noinline__ int shared_atomic(void* slot, u32 mask, u32 address, u32 words)
+{
+  u32 lane = lane_id();
+  count_shared(way_of(slot) + SHARED_ATOMIC, mask, lane, address, words, words);
+  count_contention(way_of(slot) + SHARED_CONTENTION, mask, lane, address);
+  return 0;
+}
+
 extern "C" __device__ __noinline__ int PastaShared(void* slot, u64 pc, void* ptr, u32 size, u32 flags, const void* data)
 {
   if (!slot) return 0;
-  u64 units;
-  u32 mask = __activemask(), lane = lane_id(), address = (u32)(u64)ptr, words = size <= 4 ? 1 : size / 4;
-  bool uniform = uniform_stride(mask, lane, address, size, &units), atomic = is_atomic(flags);
+  u32 address = (u32)(u64)ptr, words = size <= 4 ? 1 : size / 4;
+  u32 mask = __activemask(), lane = lane_id();
+  if (is_atomic(flags)) return shared_atomic(slot, mask, address, words);
+  u32 units = units_of<int>(mask, lane, (int)(address - __shfl_sync(mask, address, __ffs(mask) - 1)), size);
   u64* way = way_of(slot);
   u32 kind = (flags & WRITE ? SHARED_STORE_4 : SHARED_LOAD_4) + (words == 1 ? 0 : words == 2 ? 4 : 8);
   bool merges = words > 1 && !(flags & WRITE) && pairs_share(mask, lane, address);
   u32 parts = merges ? words / 2 : words;
-  u32 wavefronts = count_shared(way + (atomic ? SHARED_ATOMIC : kind), mask, lane, address, words, parts);
-  if (atomic) {
-    count_contention(way + SHARED_CONTENTION, mask, lane, address);
-  } else if (is_first(mask, lane)) {
-    atomicAdd(way + SHARED_STRIDE + shared_stride(uniform, units), (u64)1);
-    note_worst(way + WORST_SHARED, wavefronts, phases_of(mask, parts), size, uniform, units);
+  u32 wavefronts = count_shared(way + kind, mask, lane, address, words, parts);
+  if (is_first(mask, lane)) {
+    add(way + SHARED_STRIDE + shared_stride(units), (u64)1);
+    note_worst(way + WORST_SHARED, wavefronts, phases_of(mask, parts), size, units);
   }
   return 0;
 }

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from pasta_otel.errors import PastaError
@@ -120,7 +121,7 @@ class Collector:
         self._lock = OwnedLock()
         self._patching = threading.Lock()  # the API wants patching serialised; no launch waits for this one
         self._open: dict[int, list[Slab]] = {}
-        self._in_graph: set[int] = set()
+        self._in_graph: dict[int, dict[int, tuple[Slab, int]]] = {}
         self._problems: set[str] = set()
         self.active = True
         self.launches: list[tuple[LaunchInfo, Any]] = []
@@ -185,14 +186,31 @@ class Collector:
         thread = threading.get_ident()
         if event == Graphs.NODE_LAUNCH_BEGIN:
             node = NodeData.from_address(data)
-            if node.type == KERNEL_NODE:
-                self._begin(node.launch, graph=True)
+            if node.type == KERNEL_NODE and not self._join(node.launch, self._in_graph.get(thread, {})):
+                self._begin(node.launch)
         elif event == Graphs.LAUNCH_BEGIN:
-            self._in_graph.add(thread)
+            self._in_graph[thread] = {}
         elif event == Graphs.LAUNCH_END:
-            self._in_graph.discard(thread)
+            self._in_graph.pop(thread, None)
             with self._lock:
                 self._release()
+
+    def _join(self, data: LaunchData, given: dict[int, tuple[Slab, int]]) -> bool:
+        """Count one more node of a GPU kernel that has a slot in this launch of the graph already.
+
+        The Sanitizer keeps one slot a GPU kernel and launch of a graph, the last given (13.0 on an H200): all nodes of
+        the kernel count into it.
+        """
+        if data.function not in given:
+            return False
+        slab, index = given[data.function]
+        with self._lock:
+            self.seen += 1
+            launch = slab.pending[index]
+            if launch is not None:
+                slab.pending[index] = replace(launch, nodes=launch.nodes + 1)
+        self._device.give_slot(data, slab.address + index * self._tool.slot_bytes)
+        return True
 
     def _patch_module(self, data: ModuleData) -> None:
         with self._patching:
@@ -222,7 +240,7 @@ class Collector:
             self._report(f"this GPU cannot be analysed: {error}")
         return context
 
-    def _begin(self, data: LaunchData, *, graph: bool = False) -> None:
+    def _begin(self, data: LaunchData) -> None:
         context = self._contexts.get(data.context)
         name = (data.name or b"?").decode(errors="replace")
         with self._lock:
@@ -237,12 +255,14 @@ class Collector:
             self._lose("device_memory", count)
             return
         slab, index = held
-        launcher = self._who()
+        launcher, graph = self._who(), self._in_graph.get(threading.get_ident())
         with self._lock:
             number = context.streams.setdefault(data.stream_handle, len(context.streams))
             regions = context.regions.setdefault(data.stream_handle, {})
             shape = (tuple(data.grid), tuple(data.block))
-            slab.pending[index] = LaunchInfo(name, *shape, number, launcher, graph, count)
+            if graph is not None:
+                graph[data.function] = held
+            slab.pending[index] = LaunchInfo(name, *shape, number, launcher, int(graph is not None), count)
         try:
             self._fill(data, slab, slab.address + index * self._tool.slot_bytes, regions)
         except PastaError as error:

@@ -149,6 +149,7 @@ class Launch:
         working_set: Bytes of the distinct 4 KiB pages that it touched; None where hotness was not counted.
         tensors: Numbers of tensors and lane accesses to each, most first.
         ranges: Beginnings of 2 MiB ranges and lane accesses to each, by address.
+        nodes: How many nodes of a CUDA graph, all of this GPU kernel, the counters are of; 0 = launched by itself.
     """
 
     name: str
@@ -162,6 +163,7 @@ class Launch:
     working_set: int | None = None
     tensors: tuple[tuple[int, int], ...] = ()
     ranges: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+    nodes: int = 0
 
     @property
     def accesses(self) -> Accesses:

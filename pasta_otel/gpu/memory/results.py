@@ -69,11 +69,21 @@ class ProcessResult:
     clock: DeviceClock | None = None
     not_counted: tuple[int, ...] = ()
 
+    @property
+    def analysed(self) -> int:
+        """Return how many launches were analysed; each node of a CUDA graph is one."""
+        return sum(executions(launch) for launch in self.launches)
+
+
+def executions(launch: Launch) -> int:
+    """Return how often a GPU kernel ran within one result: nodes of a CUDA graph share theirs."""
+    return max(1, launch.nodes)
+
 
 def read_results(folder: Path) -> list[ProcessResult]:
     """Return what the processes wrote into the job's folder; what other tools wrote is left aside."""
     documents = (
-        (int(path.stem), json.loads(path.read_bytes(), object_hook=_Compact()))
+        (int(path.stem), json.loads(path.read_text(encoding="utf-8"), object_hook=_Compact()))
         for path in sorted(folder.glob("*.json"))
         if path.stem.isdecimal()
     )
@@ -136,6 +146,7 @@ def _launch(one: Mapping[str, Any], clock: DeviceClock | None, seen: dict[tuple[
         result.get("working_set"),
         tensors,
         ranges,
+        one.get("nodes", 0),
     )
 
 

@@ -168,7 +168,7 @@ class Session:
 
     def _plain(self, launches: Iterable[tuple[LaunchInfo, Any]]) -> Iterable[dict[str, Any]]:
         for launch, result in launches:
-            head = {key: getattr(launch, key) for key in ("number", "name", "grid", "block", "stream", "graph")}
+            head = {key: getattr(launch, key) for key in ("number", "name", "grid", "block", "stream", "nodes")}
             yield {**head, **asdict(launch.caller), "result": self.tool.as_json(result)}
 
 

@@ -1,4 +1,4 @@
-"""The device's slot: counters in eight ways, and the tables of hotness; ``kernels/memory.cu`` has the same layout."""
+"""The device's slot: counters by multiprocessor, and the tables of hotness; laid out as in ``kernels/memory.cu``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 HEADER = 8
 WORDS = 96
-WAYS = 8
+WAYS = 128
 RANGES, RANGE_WORDS = 1024, 10
-TENSORS, TENSOR_WORDS = 128, 9
+TENSORS, TENSOR_WAYS, TENSOR_WORDS = 128, 31, 32
 COUNTER_BYTES = 8 * (HEADER + WORDS * WAYS)
 SLOT_BYTES = COUNTER_BYTES + 8 * (RANGES * RANGE_WORDS + TENSORS * TENSOR_WORDS)
 """A slot with hotness; one without ends after the counters."""

@@ -66,8 +66,9 @@ class LaunchInfo:
         block: Threads of a block in x, y, z.
         stream: Number of the stream, in order of first use within the CUDA context.
         caller: Who launched it, and when.
-        graph: Whether a CUDA graph launched it.
-        number: Its place among all launches of the process, from 1 on.
+        nodes: How many nodes of a CUDA graph, all of this GPU kernel, the record is of (the Sanitizer gives them one
+            slot); 0 = it was launched by itself.
+        number: Its place among all launches of the process, from 1 on; the first node's.
     """
 
     name: str
@@ -75,7 +76,7 @@ class LaunchInfo:
     block: tuple[int, int, int]
     stream: int
     caller: Caller = NOBODY
-    graph: bool = False
+    nodes: int = 0
     number: int = 0
 
 
