@@ -1,8 +1,10 @@
 """What the end of a stretch of time had to wait for, step by step backwards: host code, launches, queues, GPU work.
 
 From the last event back: GPU work waited for the work before it on its stream if that ended after the launch began,
-else for its launch; the host waited for the GPU where a synchronising call ended with GPU work. Several host threads
-are taken as one. The segments follow each other without gap or overlap, so that their lengths add up to the stretch.
+else for its launch. Where the launch is not in the trace, nobody can say which of both it was: the time between is
+``unknown``, and the path goes on along the stream, whose order holds in any case. The host waited for the GPU where a
+synchronising call ended with GPU work. Several host threads are taken as one. The segments follow each other without
+gap or overlap, so that their lengths add up to the stretch.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ class Segment(NamedTuple):
 
     Attributes:
         kind: ``host``: host code ran; ``gpu``: GPU work ran; ``launch_delay``: from the begin of a launch call to the
-            begin of its work; ``queue_delay``: between two pieces of work on one stream; ``unknown``: before GPU work
-            whose launch is not in the trace.
+            begin of its work; ``queue_delay``: between two pieces of work on one stream, the second launched before
+            the first had ended; ``unknown``: before GPU work whose launch is not in the trace.
         start_ns: On the timeline's clock.
         end_ns: On the timeline's clock.
         work: Row in ``Links.work`` of ``gpu`` segments, and of what a delay delayed; -1 on the host.
@@ -144,7 +146,7 @@ class _Walk:
         self._next_row = -1
         if before >= 0 and self._end[before] > launched and self._end[before] <= time:
             until = max(self._end[before], self._low)
-            segments.append(Segment("queue_delay", until, time, row))
+            segments.append(Segment("queue_delay" if launched >= 0 else "unknown", until, time, row))
             self._next_row = before
             return until
         if launched < 0:
