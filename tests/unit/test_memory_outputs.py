@@ -212,6 +212,17 @@ def test_spans_have_the_times_and_the_parent_that_the_launch_had(two_processes):
     assert semconv.GPU_STORE_SECTORS not in missing
 
 
+def test_nodes_of_a_graph_are_launches_with_one_span_and_without_a_duration_of_their_own():
+    shared = launch("k", PLAIN, nodes=5, source="a.py:1 f", result_begin_ns=10, result_end_ns=90, time_unix_nano=10)
+    whole = report(document([shared, launch("k", PLAIN, result_begin_ns=100, result_end_ns=130, time_unix_nano=99)]))
+    (kernel,) = whole.kernels
+    assert (whole.analysed, kernel.launches, kernel.sources) == (6, 6, (("a.py:1 f", 5),))
+    assert (kernel.device_ns, kernel.timed) == (30, 1)
+    _, spans, attributes = spans_of(whole.results[0])
+    nodes = {span.end_time_unix_nano: attributes[span.span_id].get(semconv.GPU_GRAPH_NODES) for span in spans[1:]}
+    assert nodes == {90: 5, 130: None}
+
+
 def test_a_trace_keeps_the_spans_that_touch_most_and_says_how_many_it_left_out():
     slots = [slot(global_load=(1, 32, sectors, 128)) for sectors in range(1, 31)]
     launches = [launch("k", one, time_unix_nano=10) for one in slots]
@@ -231,12 +242,12 @@ def test_a_trace_keeps_the_spans_that_touch_most_and_says_how_many_it_left_out()
 
 
 def test_metrics_are_by_class_and_module_and_name_thirty_tensors_at_most():
-    numbers = range(1, 41)
+    numbers = range(1, 42)  # the last has no name, only an address
     launches = [
         launch("softmax_warp", PLAIN, module=module, result_working_set=size, result_tensors=[[n, n] for n in numbers])
         for module, size in (("a", 4096), ("a", 12288), ("", 8192))
     ]
-    whole = report(document(launches, [tensor(number, name=f"w{number}") for number in numbers]))
+    whole = report(document(launches, [tensor(number, name=f"w{number}" if number < 41 else "") for number in numbers]))
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader]).get_meter("t")
     telemetry.record(meter, whole.results, whole.tensors)

@@ -13,7 +13,7 @@ from pasta_otel.gpu.memory import formulas
 from pasta_otel.gpu.memory.findings import MemoryFinding, find
 from pasta_otel.gpu.memory.hot import HotTensor, Timeline, hot_ranges, hot_tensors, hottest_tensor, label_of, timeline
 from pasta_otel.gpu.memory.model import Accesses, Launch, accesses
-from pasta_otel.gpu.memory.results import ProcessResult, read_document, read_results
+from pasta_otel.gpu.memory.results import ProcessResult, executions, read_document, read_results
 from pasta_otel.gpu.memory.slots import total
 
 __all__ = ["KernelMemory", "MemoryReport", "ProcessResult", "by_kernel", "ratios", "read_document", "read_results"]
@@ -48,7 +48,7 @@ class KernelMemory:
 
     Attributes:
         name: As the driver gives it.
-        launches: How many were analysed.
+        launches: How many were analysed; each node of a CUDA graph is one.
         accesses: What they did.
         findings: What that says to change.
         sources: Lines of the program that launched it, and how often.
@@ -56,7 +56,8 @@ class KernelMemory:
         modules: Torch modules that launched it, and how often.
         tensors: Labels of tensors, and lane accesses to each.
         working_set: Bytes touched by the launch that touched most; None where hotness was not counted.
-        device_ns: From begin to end on the device, summed over the launches whose times are known; analysis slows them.
+        device_ns: From begin to end on the device, summed over the launches whose own times are known. Analysis slows
+            them.
         timed: How many launches' times are known.
     """
 
@@ -131,14 +132,13 @@ def _by_kernel(results: Sequence[ProcessResult], *, named: bool = True) -> list[
 
 def _kernel(name: str, same: Sequence[Launch], tensors: Counts) -> KernelMemory:
     summed = accesses(total(launch.words for launch in same))
-    sources, spans, modules = (
-        _ordered(Counter(getattr(launch.caller, what) for launch in same)) for what in ("source", "span", "module")
-    )
+    sources, spans, modules = (_callers(same, what) for what in ("source", "span", "module"))
     place = {"module": _first(modules), "source": _first(sources), "tensor": _first(tensors)}
-    timed = [launch for launch in same if launch.begin_unix_nano]
+    # between nodes of a graph lie other GPU kernels
+    timed = [launch for launch in same if launch.begin_unix_nano and executions(launch) == 1]
     return KernelMemory(
         name,
-        len(same),
+        sum(map(executions, same)),
         summed,
         tuple(replace(finding, **place) for finding in find(summed)),  # type: ignore[arg-type]  # str fields alone
         sources,
@@ -149,6 +149,13 @@ def _kernel(name: str, same: Sequence[Launch], tensors: Counts) -> KernelMemory:
         sum(launch.end_unix_nano - launch.begin_unix_nano for launch in timed),
         len(timed),
     )
+
+
+def _callers(launches: Sequence[Launch], what: str) -> Counts:
+    counts: Counter[str] = Counter()
+    for launch in launches:
+        counts[getattr(launch.caller, what)] += executions(launch)
+    return _ordered(counts)
 
 
 def _ordered(counts: Counter[str]) -> Counts:
@@ -169,7 +176,7 @@ class MemoryReport:
 
     def __init__(self, results: Iterable[ProcessResult]) -> None:
         self.results = tuple(results)
-        self.analysed = sum(len(result.launches) for result in self.results)
+        self.analysed = sum(result.analysed for result in self.results)
         self.seen = sum(result.seen for result in self.results)
         self.problems = sorted({problem for result in self.results for problem in result.problems})
         self.skipped: Counter[str] = Counter()
@@ -228,7 +235,7 @@ def _process(result: ProcessResult) -> dict[str, Any]:
     return {
         "pid": result.pid,
         "command": list(result.command),
-        "launches": {"seen": result.seen, "analysed": len(result.launches), "skipped": dict(result.skipped)},
+        "launches": {"seen": result.seen, "analysed": result.analysed, "skipped": dict(result.skipped)},
         "not_counted": list(result.not_counted),
         "clock": None if result.clock is None else result.clock.as_dict(),
     }
@@ -242,6 +249,7 @@ def _event(result: ProcessResult, launch: Launch) -> dict[str, Any]:
         "stream": launch.stream,
         "grid": list(launch.grid),
         "block": list(launch.block),
+        "nodes": launch.nodes,
         "module": launch.caller.module,
         "span": launch.caller.span,
         "launched_unix_nano": launch.caller.time_unix_nano,

@@ -143,6 +143,7 @@ def _attributes(result: ProcessResult, launch: Launch) -> dict[str, Value]:
         semconv.GPU_STREAM_ID: launch.stream,
         semconv.GPU_GRID: "x".join(map(str, launch.grid)),
         semconv.GPU_BLOCK: "x".join(map(str, launch.block)),
+        semconv.GPU_GRAPH_NODES: launch.nodes or None,
         semconv.ANALYSIS_TIMES: "device" if launch.begin_unix_nano else "launch",
         semconv.LINK_METHOD: "id" if launch.caller.span else None,
         semconv.MODULE_PATH: launch.caller.module or None,
