@@ -76,10 +76,13 @@ def test_shared_counters_of_torch_differ_from_ncu_in_the_known_gpu_kernels_alone
     assert all(any(part in name for part in UNEQUAL) for name in unequal)
 
 
-def test_the_one_difference_that_fails_on_the_gpu_is_that_of_flash_attention(torch, facts):
-    (found,) = firm(differences(torch.launches, facts["torch_ncu"])).items()
-    assert found[0].startswith("cudnn_generated_fort_native_sdpa_sm90")
-    assert found[1] == {"shared_load_conflicts": (0, 425), "shared_load_wavefronts": (3104, 3529)}
+def test_the_hardwares_counters_of_flash_attention_hold_more_than_addresses(torch, facts):
+    """That run asked ncu for the hardware's counters alone, and failed its bar by those of this GPU kernel's loads."""
+    found = differences(torch.launches, facts["torch_ncu"])
+    (attention,) = (counters for name, counters in found.items() if "native_sdpa_sm90" in name)
+    loads = {name: numbers for name, numbers in attention.items() if "load" in name}
+    assert loads == {"shared_load_conflicts": (0, 425), "shared_load_wavefronts": (3104, 3529)}
+    assert firm(found) == {}
 
 
 def test_the_published_numbers_are_the_recorded_ones(torch, patterns, facts):
