@@ -164,6 +164,18 @@ def test_each_finding_is_one_small_file_with_thresholds_that_name_their_source()
             assert threshold.source.partition(": ")[0] in {"choice", "measured", "NVIDIA", "NVIDIA data sheets"}
 
 
+WORDS = {0.01: "1 %", 0.05: "5 %", 0.1: "a tenth", 0.3: "30 %", 0.5: "half", 1.0: "more to launch than to run",
+         3: "three", 7: "7.0", 50: "at least 50", 10_000: "10 us", 1_000_000: "1 ms"}  # fmt: skip
+"""How the table of docs/findings.md writes a threshold's number."""
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_the_documentation_says_every_number_that_decides(kind):
+    (row,) = re.findall(rf"^\| `{kind}` \| .*$", (ROOT / "docs" / "findings.md").read_text(), re.MULTILINE)
+    for name, threshold in thresholds(kind).items():
+        assert WORDS[threshold.value] in row, name
+
+
 def test_findings_are_plain_json_and_the_largest_share_comes_first():
     found = find(timelines(ALEXNET))
     assert [finding.share for finding in found] == sorted((finding.share for finding in found), reverse=True)

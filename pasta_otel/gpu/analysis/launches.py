@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pasta_otel.gpu.analysis.intervals import Times, times
 from pasta_otel.gpu.analysis.link import Links
 from pasta_otel.gpu.analysis.utilization import StreamKey
 
@@ -61,6 +62,16 @@ def launches(links: Links) -> Launches:
         gpu_ns=(work["end"] - work["start"]).astype(np.int64),
         delay_ns=np.maximum(started, 0),
     )
+
+
+def outstanding(links: Links) -> tuple[Times, Times]:
+    """Return from when to when each piece of work was the device's: from its launch call's end to its own end.
+
+    Work whose launch call is not in the trace, or that began within it (a copy that blocks), counts from its begin.
+    """
+    start, end = times(links.work)
+    launched = np.append(links.calls["end"].astype(np.int64), np.iinfo(np.int64).max)[links.call]
+    return np.minimum(start, launched), end
 
 
 def queue_lengths(links: Links) -> dict[StreamKey, QueueLength]:
