@@ -10,10 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from pasta_otel.gpu.memory import counters
 from pasta_otel.gpu.memory.blocks import OpenBlocks, Part
 from pasta_otel.gpu.memory.locks import OwnedLock
 from pasta_otel.gpu.memory.sanitizer import Domain, ModuleData, Resource
 from pasta_otel.gpu.memory.selection import Selection
+from pasta_otel.gpu.memory.tensors import Tensors
 from pasta_otel.gpu.memory.tool import LaunchInfo
 from tests.unit.test_memory_collector import CONTEXT, Program
 
@@ -151,3 +153,18 @@ def test_a_stream_that_garbage_collection_destroys_inside_our_own_work_stops_not
     program.synchronize()
     assert program.values == [5]
     assert program.problems == []
+
+
+def test_a_tool_forgets_tensors_that_nothing_is_remembered_of(monkeypatch):
+    monkeypatch.setattr(counters, "LEAST_TOUCHED", 10)
+    tensors = Tensors(most_freed=5)
+    tool = counters.MemoryTool(tensors=tensors)
+    weight = 1 << 30
+    tensors.allocated(weight, 512)
+    monkeypatch.setattr("pasta_otel.gpu.memory.tensors.MOST_TOUCHED", 5)
+    for number in range(2, 200):
+        tensors.allocated(number << 12, 512)
+        tool._touch([1, number])
+        tensors.freed(number << 12)
+    assert len(tool._touched) <= 20
+    assert {tensor["number"] for tensor in tool.tables()["tensors"]} >= {1, 199}

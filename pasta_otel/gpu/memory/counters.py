@@ -12,6 +12,8 @@ from pasta_otel.gpu.memory import slots
 from pasta_otel.gpu.memory.tool import Instruction, Record, StreamMemory, TensorTable, Tool
 
 _ALL_BITS = (1 << 64) - 1
+LEAST_TOUCHED = 131_072
+"""Numbers of touched tensors that are kept before those are looked for that nothing is remembered of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class MemoryTool(Tool[MemoryCounts]):
         self.hotness, self.tensors = hotness, tensors
         self.slot_bytes = slots.SLOT_BYTES if hotness else slots.COUNTER_BYTES
         self._touched: set[int] = set()
+        self._most_touched = 2 * LEAST_TOUCHED
 
     def header(self, memory: StreamMemory) -> bytes:
         """Ask for hotness, by the tensors that there are now."""
@@ -98,8 +101,12 @@ class MemoryTool(Tool[MemoryCounts]):
 
     def _touch(self, numbers: list[int]) -> None:
         self._touched.update(numbers)
-        if self.tensors is not None:
-            self.tensors.touched(numbers)
+        if self.tensors is None:
+            return
+        self.tensors.touched(numbers)
+        if len(self._touched) > self._most_touched:  # a program that is analysed for long: forget what tensors have
+            self._touched = {tensor.number for tensor in self.tensors.describe(self._touched)}
+            self._most_touched = 2 * max(len(self._touched), LEAST_TOUCHED)
 
     def tables(self) -> dict[str, Any]:
         """Return the tensors that some launch touched."""

@@ -1,0 +1,261 @@
+"""``analyze tool FILE.py:CLASS -- CMD``, with the documented example, over a Sanitizer library that runs on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sanitizer import build
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+EXAMPLE = f"{EXAMPLES}/nonfinite.py:NonFinite"
+PROGRAM = """
+import ctypes, os, sys
+import pasta_otel
+fake = ctypes.CDLL(os.environ["FAKE_SANITIZER"])
+context = ctypes.c_void_p(16)
+fake.fake_module(context, b"", ctypes.c_size_t(0))
+values = (ctypes.c_float * 64)(*([1.0] * 64))
+def launch(name, stream=1):
+    address = ctypes.c_ulonglong(ctypes.addressof(values))
+    fake.fake_launch_at(context, ctypes.c_void_p(stream), name.encode(), 2, 4, address)
+    fake.fake_synchronize(context, ctypes.c_void_p(stream))
+"""
+DIVIDES = """
+launch("_Z4normPf")
+values[40] = values[41] = float("nan"); values[3] = float("-inf")
+launch("_Z6dividePf", 2)
+launch("_Z3addPf")
+print("from the program")
+"""
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory):
+    return str(build("fake_nonfinite", tmp_path_factory.mktemp("fake"), EXAMPLES))
+
+
+@pytest.fixture
+def analyze(fake, tmp_path):
+    patch = tmp_path / "patch.fatbin"
+    patch.touch()
+
+    def run(program, *options, tool=EXAMPLE, cwd=None, **environ):
+        script = tmp_path / "program.py"
+        script.write_text(PROGRAM + program)
+        words = [sys.executable, "-m", "pasta_otel", "analyze", "tool", tool, *options, "--", sys.executable, script]
+        settings = {"PASTA_SANITIZER_LIBRARY": fake, "PASTA_SANITIZER_PATCH": str(patch), "FAKE_SANITIZER": fake}
+        environment = {**os.environ, **settings, **environ}
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False, cwd=cwd)
+
+    return run
+
+
+def test_the_first_gpu_kernel_that_stored_nan_is_named_with_its_line(analyze, tmp_path):
+    done = analyze(DIVIDES)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["from the program", "nonfinite: 3 of 3 launches of GPU kernels analysed"]
+    assert lines[3] == "192 numbers stored as float32; launches that stored NaN or infinity, the first one first:"
+    assert "launch 2: divide: 2 NaN, 1 infinite of 64, first at 0x" in lines[4]
+    calling = next(at for at, line in enumerate(PROGRAM.splitlines(), 1) if "fake_launch_at" in line)
+    assert lines[5].strip() == f"{tmp_path}/program.py:{calling} launch"
+    assert "launch 3: add" in lines[6]
+
+
+def test_the_json_report_holds_every_launch_with_its_record(analyze):
+    done = analyze(DIVIDES, "--json")
+    report = json.loads(done.stdout)
+    assert (report["schema"], report["tool"]) == (1, "nonfinite")
+    assert report["launches"] == {"seen": 3, "analysed": 3, "skipped": {}}
+    assert [one["name"] for one in report["results"]] == ["_Z4normPf", "_Z6dividePf", "_Z3addPf"]
+    assert [one["number"] for one in report["results"]] == [1, 2, 3]
+    assert [one["result"]["nan"] for one in report["results"]] == [0, 2, 2]
+    assert report["results"][0]["stream"] != report["results"][1]["stream"]
+    assert "from the program" in done.stderr
+
+
+def test_launches_are_chosen_and_the_report_has_a_file(analyze, tmp_path):
+    target = tmp_path / "report.json"
+    done = analyze(DIVIDES, "--kernel", "*add*", "--json", "--output", str(target))
+    assert done.stdout == "from the program\n"
+    report = json.loads(target.read_text())
+    assert report["launches"] == {"seen": 3, "analysed": 1, "skipped": {"name": 2}}
+
+
+def test_arguments_of_the_class_reach_the_device(analyze):
+    report = json.loads(analyze(DIVIDES, "--option", "number=float16", "--json").stdout)
+    assert [one["result"]["numbers"] for one in report["results"]] == [128, 128, 128]
+
+
+def test_blocks_of_the_program_are_analysed_alone_and_get_their_own(analyze):
+    done = analyze(
+        """
+launch("before")
+with pasta_otel.analyze() as analysis: launch("inside")
+print(analysis.text(), file=sys.stderr)
+print(analysis.html().count("<pre>"), file=sys.stderr)
+""",
+        "--regions",
+        "--json",
+    )
+    assert [one["name"] for one in json.loads(done.stdout)["results"]] == ["inside"]
+    assert "nonfinite: 1 of 1 launches of GPU kernels analysed" in done.stderr
+    assert "no NaN and no infinity in 64 numbers" in done.stderr
+    assert done.stderr.splitlines()[-1] == "1"
+
+
+def test_a_block_of_a_program_by_itself_may_have_a_tool(fake, tmp_path):
+    program = """
+with pasta_otel.analyze(tool="nonfinite.py:NonFinite") as analysis:
+    fake.fake_module(context, b"", ctypes.c_size_t(0))
+    launch("_Z4normPf")
+print(analysis.text())
+"""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM.replace('fake.fake_module(context, b"", ctypes.c_size_t(0))\n', "") + program)
+    environ = {**os.environ, "PASTA_SANITIZER_LIBRARY": fake, "PASTA_SANITIZER_PATCH": fake, "FAKE_SANITIZER": fake}
+    words = [sys.executable, script]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False, cwd=EXAMPLES)
+    assert done.stdout.endswith("no NaN and no infinity in 64 numbers stored as float32\n"), done.stderr
+
+
+def test_a_relative_file_is_found_by_a_program_that_starts_others_elsewhere(analyze, tmp_path):
+    done = analyze(
+        """
+import subprocess
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, __file__, "child"], cwd="/", check=True)
+launch("k")
+""",
+        "--json",
+        tool="nonfinite.py:NonFinite",
+        cwd=EXAMPLES,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len({one["pid"] for one in json.loads(done.stdout)["results"]}) == 2
+
+
+def test_the_programs_exit_code_is_the_commands(analyze):
+    assert analyze('launch("k"); raise SystemExit(7)').returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "import nothing_of_this_name\n",
+            r"mine.py:1: tool Mine: ModuleNotFoundError: No module named 'nothing_of_this",
+        ),
+        ("\n\ndef broken(:\n", r"mine.py:3: tool Mine: SyntaxError: invalid syntax"),
+        ("class Mine: pass\n", r"mine.py:Mine: is no subclass of pasta_otel.gpu.memory.tool.Tool"),
+        ("x = 1\n", r"mine.py: tool: has no class Mine"),
+        ("\nclass Mine:\n    def __init__(self):\n        self.x = 1 / 0\n", "mine.py:4: tool Mine: ZeroDivisionError"),
+        ("raise SystemExit(0)\n", "mine.py:1: tool Mine: SystemExit"),
+    ],
+)
+def test_a_file_that_holds_no_tool_is_refused_with_its_line_before_the_program_runs(
+    analyze, tmp_path, content, message
+):
+    (tmp_path / "mine.py").write_text(content)
+    done = analyze('print("ran")', tool=f"{tmp_path}/mine.py:Mine")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+MINE = """
+import struct
+from pathlib import Path
+from pasta_otel.gpu.memory.tool import Tool
+class Mine(Tool):
+    name, source, patches, slot_bytes = "mine", Path(__file__).with_name("mine.cu"), {3: "Mine"}, 64
+    def header(self, memory):
+        return struct.pack("<3Q", 4, 0x7F800000, 0x7FFFFF)
+    def decode(self, record):
+        return {"bytes": len(record.slot)}
+    def as_json(self, result):
+        return result
+"""
+
+
+def mine(folder, code="", tool=MINE):
+    (folder / "mine.cu").write_text(code)
+    (folder / "mine.py").write_text(tool)
+    return f"{folder}/mine.py:Mine"
+
+
+def test_device_functions_that_do_not_compile_are_said_with_the_compilers_message_and_the_program_runs(
+    analyze, tmp_path
+):
+    if shutil.which("nvcc") is None:
+        pytest.skip("no nvcc on this machine")
+    reference = mine(tmp_path, '#include "patch.cuh"\nextern "C" __device__ int Mine(void* slot) { return nowhere; }\n')
+    environ = {"PASTA_SANITIZER_PATCH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = analyze('print("ran")', tool=reference, **environ)
+    assert (done.returncode, done.stdout) == (3, "ran\n")
+    assert "not analysed by mine: nvcc cannot compile the device patches: " in done.stderr
+    assert 'mine.cu(2): error: identifier "nowhere" is undefined' in done.stderr
+    assert analyze("raise SystemExit(7)", tool=reference, **environ).returncode == 7
+
+
+def test_a_header_beside_the_source_that_changes_is_compiled_again(tmp_path):
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("no nvcc on this machine")
+    from pasta_otel.gpu.memory import library
+
+    code, header = tmp_path / "mine.cu", tmp_path / "mine.cuh"
+    code.write_text('#include "mine.cuh"\nextern "C" __device__ __noinline__ int Mine(void*) { return VALUE; }\n')
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PASTA_SANITIZER_PATCH": ""}
+    header.write_text("#define VALUE 0\n")
+    first = library.find_patch(environ, code)
+    assert library.find_patch(environ, code) == first
+    header.write_text("#define VALUE 1\n")
+    assert library.find_patch(environ, code) != first
+
+
+def test_a_record_that_cannot_be_read_is_a_problem_and_no_crash(analyze, tmp_path):
+    reference = mine(tmp_path, tool=MINE.replace('return {"bytes"', 'raise KeyError("x")\n        return {"bytes"'))
+    done = analyze('launch("k"); print("ran")', tool=reference)
+    assert (done.returncode, done.stdout) == (3, "ran\n")
+    assert "not analysed by mine: mine: KeyError: 'x'" in done.stderr
+
+
+def test_a_report_that_fails_names_its_line(analyze, tmp_path):
+    reference = mine(tmp_path, tool=MINE + "    def report(self, results):\n        return results['x']\n")
+    done = analyze('launch("k")', tool=reference)
+    assert done.returncode == 2
+    assert f"{tmp_path}/mine.py:{len(MINE.splitlines()) + 2}: report: TypeError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"PASTA_SANITIZER_LIBRARY": "/nonexistent.so"}, "(PASTA_SANITIZER_LIBRARY) does not exist"),
+        ({"CUDA_INJECTION64_PATH": "/profiler.so"}, "not available, CUPTI is active"),
+        ({"FAKE_REFUSES_PATCHES": "1"}, "this GPU cannot be analysed"),
+    ],
+)
+@pytest.mark.parametrize(("code", "expected"), [(0, 3), (7, 7)])
+def test_where_analysis_is_impossible_one_message_says_so_and_the_program_runs(
+    analyze, environ, message, code, expected
+):
+    done = analyze(f'launch("k"); print("ran"); raise SystemExit({code})', **environ)
+    assert (done.returncode, done.stdout) == (expected, "ran\n")
+    assert done.stderr.count("pasta-otel:") == 1
+    assert message in done.stderr
+
+
+def test_a_program_that_is_not_python_runs_and_is_said_not_to_be_analysed(fake):
+    words = [sys.executable, "-m", "pasta_otel", "analyze", "tool", EXAMPLE, "--", "sh", "-c", "echo ran; exit 4"]
+    environ = {**os.environ, "PASTA_SANITIZER_LIBRARY": fake, "PASTA_SANITIZER_PATCH": fake}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (4, "ran\n")
+    assert "no Python process of the program ended in order (only Python programs are analysed)" in done.stderr
