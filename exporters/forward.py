@@ -18,6 +18,7 @@ from pasta_otel.clock import Clock, SystemClock
 from pasta_otel.errors import InputError, StateError
 from pasta_otel.exporters.ledger import Ledger
 from pasta_otel.exporters.otlp.config import OtlpConfig
+from pasta_otel.exporters.otlp.refusal import advice
 from pasta_otel.exporters.otlp.transport import HttpTransport, Transport
 from pasta_otel.exporters.receiver.batch import PointBatch, SpanBatch
 
@@ -226,7 +227,9 @@ class Forwarder:
                 self._delivered(parcel, reply.rejected, reply.message)
                 return
             if reply.kind == "refused":
-                self._complain(f"upstream refuses telemetry: {reply.reason} {reply.message}".rstrip())
+                self._complain(
+                    f"upstream refuses telemetry: {reply.reason} {reply.message}".rstrip() + advice(reply.reason)
+                )
                 self._finish(parcel, dropped={REFUSED: parcel.count})
                 return
             self._complain(f"upstream does not take telemetry now: {reply.reason}; it is tried again")

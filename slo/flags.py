@@ -134,7 +134,7 @@ class FlagClient:
             answer = self._transport.fetch(self._etag)
         except Exception as error:  # noqa: BLE001 - a poller that dies would freeze every flag
             self._polls.add(1, {"result": "failed"})
-            self._complain(type(error).__name__)
+            self._complain(str(error).partition("\n")[0] or type(error).__name__)
         else:
             self._polls.add(1, {"result": "ok" if answer.flags is not None else "unchanged"})
             self._complain("")
@@ -193,7 +193,7 @@ class FlagClient:
     def _complain(self, failing: str) -> None:
         if failing != self._failing:  # once per kind of failure, not once per poll
             if failing:
-                _log.warning("flags: the controller does not answer (%s); values hold until their TTL", failing)
+                _log.warning("flags: no answer from the controller: %s; values hold until their TTL", failing)
             else:
                 _log.info("flags: the controller answers again")
         self._failing = failing

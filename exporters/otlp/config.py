@@ -11,11 +11,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, cast
-from urllib.parse import urlsplit
-
-from opentelemetry.util.re import parse_env_headers
 
 from pasta_otel.errors import InputError
+from pasta_otel.headers import read_headers
+from pasta_otel.urls import HTTP_SCHEMES, Url, read_url
 
 Protocol = Literal["http/protobuf", "grpc"]
 Compression = Literal["none", "gzip"]
@@ -33,7 +32,7 @@ class OtlpConfig:
     """One OTLP destination.
 
     Attributes:
-        endpoint: Full URL (HTTP), or scheme, host and port (gRPC).
+        endpoint: Full URL (HTTP), or scheme, host and port (gRPC). User and password in it become a header.
         protocol: ``http/protobuf`` or ``grpc``.
         headers: Sent with every request; never logged.
         timeout_s: Total time for one batch, retries included, seconds.
@@ -45,7 +44,7 @@ class OtlpConfig:
         max_request_bytes: Greatest uncompressed request; larger batches are split.
     """
 
-    endpoint: str = HTTP_ENDPOINT + "/v1/traces"
+    endpoint: str = field(default=HTTP_ENDPOINT + "/v1/traces", repr=False)  # a query may hold a token
     protocol: Protocol = "http/protobuf"
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     timeout_s: float = DEFAULT_TIMEOUT_S
@@ -62,16 +61,31 @@ class OtlpConfig:
             raise InputError(f"expected http/protobuf or grpc, got {self.protocol!r}", field="protocol")
         if self.compression not in {"none", "gzip"}:
             raise InputError(f"expected none or gzip, got {self.compression!r}", field="compression")
-        if self.protocol == "http/protobuf" and urlsplit(self.endpoint).scheme not in {"http", "https"}:
-            raise InputError(f"expected an http or https URL, got {self.endpoint!r}", field="endpoint")
         if not self.timeout_s > 0:
             raise InputError(f"expected a time above 0 s, got {self.timeout_s!r}", field="timeout_s")
+        url = _read_endpoint(self.endpoint, self.protocol, "endpoint")
+        if url.authorization:
+            object.__setattr__(self, "endpoint", url.plain)
+            if not any(name.lower() == "authorization" for name, _ in self.headers):
+                object.__setattr__(self, "headers", (*self.headers, ("authorization", url.authorization)))
+
+    @property
+    def url(self) -> Url:
+        """Return the endpoint's parts."""
+        return _read_endpoint(self.endpoint, self.protocol, "endpoint")
 
     @property
     def target(self) -> str:
         """Return host and port, for messages (no path, no credentials)."""
-        parts = urlsplit(self.endpoint if "//" in self.endpoint else f"//{self.endpoint}")
-        return parts.netloc.rpartition("@")[2]
+        host = self.url.host
+        shown = f"[{host}]" if ":" in host else host
+        return f"{shown}:{self.port}"
+
+    @property
+    def port(self) -> int:
+        """Return the port to connect to: the endpoint's, or its scheme's own."""
+        url = self.url
+        return url.port or (80 if url.scheme == "http" or (not url.scheme and self.insecure) else 443)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, signal: Signal = "traces") -> OtlpConfig:
@@ -90,7 +104,7 @@ class OtlpConfig:
         return cls(
             endpoint=_grpc_endpoint(env) if protocol == "grpc" else _http_endpoint(env),
             protocol=cast("Protocol", protocol),
-            headers=tuple(parse_env_headers(env.get("HEADERS", ""), liberal=True).items()),
+            headers=tuple(read_headers(env.get("HEADERS", ""), field=env.name("HEADERS")).items()),
             timeout_s=_timeout(env),
             compression=cast("Compression", compression),
             certificate=env.get("CERTIFICATE", "") or None,
@@ -122,15 +136,24 @@ def _http_endpoint(env: _Environment) -> str:
     """Return the URL: the signal's own as it is, the general one with the signal's path appended."""
     endpoint = env.get("ENDPOINT", HTTP_ENDPOINT)
     name = env.name("ENDPOINT")
-    if urlsplit(endpoint).scheme not in {"http", "https"}:
-        raise InputError(f"expected an http or https URL, got {endpoint!r}", field=name)
+    path = _read_endpoint(endpoint, "http/protobuf", name).path
     if name == "OTEL_EXPORTER_OTLP_ENDPOINT":
         return f"{endpoint.rstrip('/')}/v1/{env.signal}"
-    return endpoint if urlsplit(endpoint).path else f"{endpoint}/"
+    return endpoint if path else f"{endpoint}/"
 
 
 def _grpc_endpoint(env: _Environment) -> str:
-    return env.get("ENDPOINT", GRPC_ENDPOINT)
+    endpoint = env.get("ENDPOINT", GRPC_ENDPOINT)
+    _read_endpoint(endpoint, "grpc", env.name("ENDPOINT"))
+    return endpoint
+
+
+def _read_endpoint(endpoint: str, protocol: str, field: str) -> Url:
+    """Return the parts of an endpoint that the protocol can use; raises InputError naming the field."""
+    if protocol == "grpc":
+        expected = "[http://|https://]host:port"
+        return read_url(endpoint, field=field, schemes=("", *HTTP_SCHEMES), expected=expected)
+    return read_url(endpoint, field=field, expected="an http or https URL")
 
 
 def _timeout(env: _Environment) -> float:

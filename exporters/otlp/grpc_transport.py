@@ -14,13 +14,13 @@ import socket
 import zlib
 from collections.abc import Iterable
 from typing import Any, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from pasta_otel.errors import InputError, MissingError
+from pasta_otel.errors import MissingError
 from pasta_otel.exporters.otlp.config import OtlpConfig
 from pasta_otel.exporters.otlp.transport import (
     RETRY_STATUS,
@@ -236,11 +236,9 @@ def _retry_info(encoded: str) -> float | None:
 
 def _target(config: OtlpConfig) -> tuple[str, int, bool]:
     """Return host, port and whether to use TLS; without a scheme the ``insecure`` setting decides."""
-    parts = urlsplit(config.endpoint if "//" in config.endpoint else f"//{config.endpoint}")
-    if parts.scheme not in {"", "http", "https"} or not parts.hostname:
-        raise InputError(f"expected [http|https://]host:port, got {config.endpoint!r}", field="endpoint")
-    tls = parts.scheme == "https" or (not parts.scheme and not config.insecure)
-    return parts.hostname, parts.port or (443 if tls else 80), tls
+    url = config.url
+    tls = url.scheme == "https" or (not url.scheme and not config.insecure)
+    return url.host, config.port, tls
 
 
 def _import_h2() -> Any:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from pasta_otel.exporters.otlp.config import OtlpConfig, Signal
 from pasta_otel.exporters.otlp.fork import renew_in_children
+from pasta_otel.exporters.otlp.refusal import advice
 from pasta_otel.exporters.otlp.transport import Reply, Transport, make_transport
 
 _logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class Sender:
         if self._aborted:
             reason = "shutdown"
         detail = f": {reply.message}" if reason != "shutdown" and reply.message else ""
-        self._warn(reason, f"{items} items for {self.config.target} dropped, {reason}{detail}")
+        self._warn(reason, f"{items} items for {self.config.target} dropped, {reason}{detail}{advice(reason)}")
         return Outcome(0, items, reason)
 
     def limit(self, timeout_s: float) -> None:

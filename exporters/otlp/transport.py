@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from typing import Literal, Protocol
-from urllib.parse import urlsplit
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
@@ -81,9 +80,9 @@ class HttpTransport:
 
     def __init__(self, config: OtlpConfig) -> None:
         load_codecs()
-        parts = urlsplit(config.endpoint)
-        self._host, self._port, self._tls = parts.hostname or "localhost", parts.port, parts.scheme == "https"
-        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        url = config.url
+        self._host, self._port, self._tls = url.host, config.port, url.scheme == "https"
+        self._path = (url.path or "/") + (f"?{url.query}" if url.query else "")
         self._compress = config.compression == "gzip"
         self._headers = {"Content-Type": "application/x-protobuf", "User-Agent": USER_AGENT, **dict(config.headers)}
         if self._compress:

@@ -72,7 +72,7 @@ def watch_devices(
 
 def _fetch(url: str) -> Page:
     try:
-        return fetch_page(url)
+        return fetch_page(url, field="PASTA_DCGM_URL")
     except (InputError, MissingError) as error:
         raise SourceDownError("unreachable", str(error)) from error
 

@@ -17,6 +17,7 @@ from pasta_otel.exporters.ledger import Ledger
 from pasta_otel.exporters.metrics import build_meter_provider
 from pasta_otel.exporters.otlp.config import OtlpConfig
 from pasta_otel.exporters.otlp.encoder import Scope, encode_spans, slice_columns
+from pasta_otel.exporters.otlp.refusal import help_for
 from pasta_otel.exporters.otlp.sender import Sender
 from pasta_otel.exporters.receiver import wire
 from pasta_otel.exporters.receiver.decode import TraceDecoder
@@ -170,8 +171,7 @@ class OtlpTarget:
             done.dropped[outcome.reason] += outcome.dropped
         if not done.ok and outcome.dropped:
             target = self._sender.config.target
-            how = "start it, or set OTEL_EXPORTER_OTLP_ENDPOINT"
-            raise MissingError(f"nothing reached {target}: {outcome.reason}", how=how)
+            raise MissingError(f"nothing reached {target}: {outcome.reason}", how=help_for(outcome.reason))
 
     def close(self) -> Delivered:
         """Release the connection."""

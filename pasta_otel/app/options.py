@@ -66,7 +66,7 @@ class SidecarOptions:
     windows: str = "google-30d"
     policy: str | None = None
     state_dir: Path | None = None
-    upstream: str = ""
+    upstream: str = field(default="", repr=False)
     upstream_protocol: str = "http/protobuf"
     audit: Path | None = None
     flagd_file: Path | None = None

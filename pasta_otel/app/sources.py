@@ -9,6 +9,7 @@ from typing import Any
 from pasta_otel.clock import Clock
 from pasta_otel.errors import InputError
 from pasta_otel.exporters.ledger import Ledger
+from pasta_otel.headers import read_headers
 from pasta_otel.model import SpanSLI
 from pasta_otel.slo.maintenance import Maintenance, read_maintenance
 from pasta_otel.slo.periods import length_ns
@@ -124,7 +125,7 @@ def _prometheus(url: str, settings: Mapping[str, Any]) -> tuple[SLISource, Calla
     source = PrometheusSource(
         PrometheusConfig(
             url,
-            headers=_headers(str(settings["PASTA_PROMETHEUS_HEADERS"])),
+            headers=read_headers(str(settings["PASTA_PROMETHEUS_HEADERS"]), field="PASTA_PROMETHEUS_HEADERS"),
             bearer_token=str(settings["PASTA_PROMETHEUS_TOKEN"]) or None,
             basic_auth=(user, password) if user else None,
             ca_file=str(settings["PASTA_PROMETHEUS_CA_FILE"]) or None,
@@ -141,14 +142,6 @@ def _client_certificate(settings: Mapping[str, Any]) -> tuple[str, str] | None:
     if key and not certificate:
         raise InputError("a key needs its certificate", field="PASTA_PROMETHEUS_CERT_FILE")
     return (certificate, key or certificate) if certificate else None
-
-
-def _headers(text: str) -> dict[str, str]:
-    """Return ``name=value,name=value``, as the ``OTEL_EXPORTER_OTLP_HEADERS`` variables are written."""
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    if any(not equals for _, equals, _ in pairs):
-        raise InputError("expected name=value,name=value", field="PASTA_PROMETHEUS_HEADERS")
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _otlp(slos: Sequence[SLO], clock: Clock, points: Ledger | None) -> OtlpSource | None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable, Mapping
-from urllib.parse import urlsplit
 
 from pasta_otel.app.options import SidecarOptions
 from pasta_otel.errors import InputError
 from pasta_otel.exporters.forward import ForwardConfig
 from pasta_otel.exporters.otlp.config import OtlpConfig
 from pasta_otel.exporters.otlp.transport import tls_context
+from pasta_otel.urls import HTTP_SCHEMES, Url, read_url
 
 OPTION, VARIABLE = "--upstream", "OTEL_EXPORTER_OTLP_ENDPOINT"
-DEFAULT_PORTS = {"http": 80, "https": 443, "": 443}  # gRPC without a scheme is gRPC over TLS
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -34,7 +33,7 @@ def forward_config(options: SidecarOptions, environ: Mapping[str, str]) -> Forwa
     }
     general |= {VARIABLE: options.upstream, "OTEL_EXPORTER_OTLP_PROTOCOL": options.upstream_protocol}
     named = VARIABLE if environ.get(VARIABLE) == options.upstream else OPTION
-    _check_url(options.upstream, named)
+    _read(options.upstream, named)
     try:
         traces, metrics = (OtlpConfig.from_env(general, signal) for signal in ("traces", "metrics"))
     except InputError as error:
@@ -58,7 +57,8 @@ def refuse_loop(options: SidecarOptions, ports: Iterable[int | None], named: str
     Raises:
         InputError: Spans would go round for ever.
     """
-    host, port = _host_and_port(options.upstream)
+    url = _read(options.upstream, named)
+    host, port = url.host, url.default_port
     if not options.receive or port not in {own for own in ports if own}:
         return
     if _reaches_us(_addresses(host), _addresses(options.host)):
@@ -101,23 +101,13 @@ def _addresses(host: str) -> set[Address]:
     return {getattr(address, "ipv4_mapped", None) or address for address in plain}
 
 
-def _host_and_port(upstream: str) -> tuple[str, int]:
-    parts = urlsplit(upstream if "//" in upstream else f"//{upstream}")
-    return parts.hostname or "", parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
-
-
-def _check_url(upstream: str, named: str) -> None:
-    try:
-        host, _ = _host_and_port(upstream)
-    except ValueError as error:  # a port that is no number or above 65535, a bracket without its partner
-        raise InputError(f"{error}", field=named) from error
-    scheme = upstream.partition("//")[0].removesuffix(":").lower() if "//" in upstream else ""
-    if not host or scheme not in DEFAULT_PORTS or any(letter.isspace() for letter in upstream):
-        raise InputError("expected a URL with a host, as http://collector:4318", field=named)
+def _read(upstream: str, named: str) -> Url:
+    expected = "a URL with a host, as http://collector:4318"
+    return read_url(upstream, field=named, schemes=("", *HTTP_SCHEMES), expected=expected)
 
 
 def _check_certificates(config: OtlpConfig) -> None:
-    if urlsplit(config.endpoint).scheme == "http":
+    if config.url.scheme == "http":
         return
     try:
         tls_context(config)

@@ -10,12 +10,12 @@ import re
 import socket
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pasta_otel.ebpf.elf import NotElfError, function_offsets
 from pasta_otel.ebpf.hostfiles import find_cgroup
@@ -24,7 +24,10 @@ from pasta_otel.ebpf.probes import OBJECT_FOLDER
 from pasta_otel.ebpf.processes import ProcessTable
 from pasta_otel.ebpf.return_probes import return_probes_refusal
 from pasta_otel.ebpf.start_reason import HELP, lockdown_reason, read_lockdown
-from pasta_otel.errors import MissingError
+from pasta_otel.errors import InputError, MissingError
+from pasta_otel.exporters.otlp.config import OtlpConfig
+from pasta_otel.exporters.otlp.refusal import help_for
+from pasta_otel.exporters.otlp.transport import Reply, make_transport
 from pasta_otel.gpu.device.amd import amd_source
 from pasta_otel.gpu.device.model import DeviceReading, Snapshot
 from pasta_otel.gpu.device.nvml import nvml_source
@@ -98,7 +101,7 @@ class World:
         version: Version of an installed distribution, or None.
         packages: Folders where packages, and shared libraries within them, are looked for.
         load_program: Tries to load a minimal BPF program; returns an errno, 0 = loaded.
-        connect: Opens a TCP connection (host, port) and closes it; raises OSError.
+        export: Sends one OTLP request without spans and returns the answer.
         bind: Binds a loopback port and frees it; raises OSError.
     """
 
@@ -112,7 +115,7 @@ class World:
     version: Callable[[str], str | None] = distribution_version
     packages: tuple[Path, ...] = field(default_factory=lambda: tuple(map(Path, sys.path)))
     load_program: Callable[[str], int] = field(default_factory=lambda: load_minimal_program)
-    connect: Callable[[str, int], None] = field(default_factory=lambda: tcp_connect)
+    export: Callable[[OtlpConfig], Reply] = field(default_factory=lambda: export_nothing)
     bind: Callable[[int], None] = field(default_factory=lambda: tcp_bind)
 
     @property
@@ -121,9 +124,13 @@ class World:
         return (read_text(self.proc / "sys" / "kernel" / "osrelease") or "").strip()
 
 
-def tcp_connect(host: str, port: int) -> None:
-    """Open a TCP connection and close it."""
-    socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
+def export_nothing(config: OtlpConfig) -> Reply:
+    """Send one OTLP request without spans, as the exporters would send it."""
+    transport = make_transport(config)
+    try:
+        return transport.post(b"", time.monotonic() + CONNECT_TIMEOUT_S)
+    finally:
+        transport.close()
 
 
 def tcp_bind(port: int) -> None:
@@ -226,7 +233,10 @@ def cuda_driver(world: World) -> Capability:
 
 def cupti(world: World) -> Capability:
     """The CUPTI library: as set, on the loader's path, in CUDA_HOME, or inside an installed package."""
-    for name in (*filter(None, [world.environ.get("PASTA_CUPTI_LIBRARY")]), *CUPTI_NAMES):
+    chosen = world.environ.get("PASTA_CUPTI_LIBRARY")
+    if chosen and world.library(chosen) is None:
+        return missing("cupti", f"PASTA_CUPTI_LIBRARY={chosen} does not load", "name libcupti's file, or unset it")
+    for name in (*filter(None, [chosen]), *CUPTI_NAMES):
         if world.library(name) is not None:
             return there("cupti", name)
     found = next(_cupti_files(world), None)
@@ -438,22 +448,37 @@ def sidecar(world: World) -> Capability:
 
 
 def collector(world: World) -> Capability:
-    """The configured collector, by one TCP connection; nothing is connected when none is configured."""
+    """The configured collector, by one empty OTLP request; nothing is connected when none is configured."""
     name = "OTEL_EXPORTER_OTLP_ENDPOINT"
-    endpoint = world.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or world.environ.get(name, "")
-    if not endpoint:
+    named = next((key for key in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", name) if world.environ.get(key)), "")
+    if not named:
         how = f"set {name}; without it apps send to a sidecar on 127.0.0.1, and the sidecar keeps what it gets"
         return missing("collector", "none is configured", how)
-    parts = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
-    port = parts.port or (443 if parts.scheme == "https" else 4317)
-    shown = f"{parts.hostname}:{port}"  # never the URL itself: it may hold a password
     try:
-        world.connect(parts.hostname or "", port)
-    except OSError as error:
+        config = OtlpConfig.from_env(world.environ)
+        reply = world.export(config)
+    except InputError as error:
+        return missing("collector", str(error), "correct it: telemetry is sent nowhere as it is")
+    except MissingError as error:
+        return missing("collector", error.message, error.how)
+    except (OSError, ValueError) as error:  # files for TLS; ssl.SSLError is an OSError
+        why = getattr(error, "strerror", None) or type(error).__name__
         return missing(
-            "collector", f"{shown} does not answer: {error.strerror or error}", f"start it, or correct {name}"
+            "collector", f"TLS cannot be set up: {why}", "correct OTEL_EXPORTER_OTLP_CERTIFICATE and its like"
         )
-    return there("collector", f"{shown} accepts connections")
+    return _collector_words(config, reply, named)
+
+
+def _collector_words(config: OtlpConfig, reply: Reply, named: str) -> Capability:
+    where = f"{config.target} by {config.protocol}"  # never the URL itself: it may hold a password
+    if reply.kind == "ok":
+        return there("collector", f"{where} takes telemetry")
+    if reply.reason in {"connection", "timeout", "tls"}:
+        detail = f"{where} does not answer: {reply.message or reply.reason}"
+        return missing("collector", detail, f"start it, or correct {named} and OTEL_EXPORTER_OTLP_PROTOCOL")
+    if reply.reason == "http_400":  # some refuse a request without spans
+        return there("collector", f"{where} answers")
+    return missing("collector", f"{where} answers {reply.reason}", help_for(reply.reason, named))
 
 
 def ports(world: World) -> Capability:

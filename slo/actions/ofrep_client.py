@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import urlsplit
 
-from pasta_otel.errors import InputError
 from pasta_otel.slo.actions.times import SECOND_NS, from_rfc3339
 from pasta_otel.slo.flags import FlagAnswer, RemoteFlag
+from pasta_otel.urls import read_url
 
 PATH = "/ofrep/v1/evaluate/flags"
 MAX_BYTES = 1 << 20  # a flag document is a few kilobytes; more is not one
@@ -43,11 +42,17 @@ class OfrepTransport:
         tls: ssl.SSLContext | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._scheme, self._host, self._port, self._prefix = _split(url)
+        parts = read_url(url, field="PASTA_CONTROLLER_URL", expected="http://host:port or https://host:port")
+        self._scheme, self._host, self._port, self._prefix = (
+            parts.scheme,
+            parts.host,
+            parts.port,
+            parts.path.rstrip("/"),
+        )
         self._timeout_seconds, self._tls, self._monotonic = timeout_seconds, tls, monotonic
         self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if token:
-            self._headers["Authorization"] = f"Bearer {token}"
+        if token or parts.authorization:
+            self._headers["Authorization"] = f"Bearer {token}" if token else parts.authorization
         self._connection: http.client.HTTPConnection | None = None
 
     def fetch(self, etag: str) -> FlagAnswer:
@@ -83,8 +88,19 @@ class OfrepTransport:
         if response.status == http.client.NOT_MODIFIED:
             return FlagAnswer(None, etag, server_unix_nano)
         if response.status != http.client.OK:
-            raise ConnectionError(f"status {response.status}")
+            raise ConnectionError(self._refusal(response.status))
         return FlagAnswer(parse_flags(json.loads(body)), response.headers.get("ETag", ""), server_unix_nano)
+
+    def _refusal(self, status: int) -> str:
+        """Return what a status means, and what to set."""
+        if status in {http.client.UNAUTHORIZED, http.client.FORBIDDEN}:
+            asked = (
+                "it does not take this PASTA_API_TOKEN" if "Authorization" in self._headers else "set PASTA_API_TOKEN"
+            )
+            return f"status {status}: {asked}"
+        if status == http.client.NOT_FOUND:
+            return f"status {status}: no flags are served there; give the sidecar or controller --slo and --state"
+        return f"status {status}"
 
     def _connect(self) -> http.client.HTTPConnection:
         if self._scheme == "https":
@@ -140,14 +156,3 @@ def _date(text: str | None) -> int:
         return int(parsedate_to_datetime(text).timestamp()) * SECOND_NS if text else 0
     except (ValueError, OverflowError):
         return 0
-
-
-def _split(url: str) -> tuple[str, str, int | None, str]:
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise InputError(f"not a URL: {error}", field="PASTA_CONTROLLER_URL") from error
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise InputError("expected http://host:port or https://host:port", field="PASTA_CONTROLLER_URL")
-    return parts.scheme, parts.hostname, port, parts.path.rstrip("/")

@@ -15,6 +15,7 @@ import httpx
 
 from pasta_otel.errors import InputError
 from pasta_otel.slo.sources.prometheus_answers import Value
+from pasta_otel.urls import Url, read_url
 
 NS_PER_SECOND = 1_000_000_000
 ANSWER_LIMIT = 64 * 1024 * 1024  # of JSON, unpacked: a lying server must not fill our memory
@@ -38,7 +39,7 @@ class PrometheusConfig:
         clock_tolerance_seconds: How far the server's clock may be off.
     """
 
-    url: str
+    url: str = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     bearer_token: str | None = field(default=None, repr=False)
     basic_auth: tuple[str, str] | None = field(default=None, repr=False)
@@ -52,10 +53,13 @@ class PrometheusConfig:
 
     def __post_init__(self) -> None:
         """Check the URL and that there is one kind of credentials."""
-        if not self.url.startswith(("http://", "https://")):
-            raise InputError("expected a URL with http:// or https://", field="prometheus.url")
+        self.parts()
         if self.bearer_token and self.basic_auth:
             raise InputError("a bearer token and basic authentication exclude each other", field="prometheus.auth")
+
+    def parts(self) -> Url:
+        """Return the URL's parts; user and password in it count where no other authentication is set."""
+        return read_url(self.url, field="prometheus.url", expected="a URL with http:// or https://")
 
 
 class Reply(NamedTuple):
@@ -75,12 +79,16 @@ class PrometheusClient:
 
     def __init__(self, config: PrometheusConfig, transport: httpx.BaseTransport | None = None) -> None:
         self._config = config
-        headers = {"Accept": "application/json", **config.headers}
+        url = config.parts()
+        headers = {"Accept": "application/json"}
+        if url.authorization and config.basic_auth is None:
+            headers["Authorization"] = url.authorization
+        headers |= config.headers
         if config.bearer_token:
             headers["Authorization"] = f"Bearer {config.bearer_token}"
         try:
             self._client = httpx.Client(
-                base_url=config.url.rstrip("/"),
+                base_url=url.plain.rstrip("/"),
                 headers=headers,
                 auth=config.basic_auth,
                 verify=_tls(config),

@@ -7,6 +7,7 @@ from typing import Any
 
 from pasta_otel.model import CountRequest, EventCounts
 from pasta_otel.slo.ports import SLISource
+from pasta_otel.urls import shown
 
 
 class RoutedSource:
@@ -52,7 +53,7 @@ class ConnectedSource:
     def counts(self, requests: Sequence[CountRequest], now_unix_nano: int) -> Sequence[EventCounts]:
         """Return one EventCounts a request, in order; one call a server."""
         urls = [self._url_of(request.sli) for request in requests]
-        answers = [EventCounts(0.0, 0.0, no_data="absent", detail=f"no server {url}") for url in urls]
+        answers = [EventCounts(0.0, 0.0, no_data="absent", detail=f"no server {shown(url)}") for url in urls]
         for url, source in self._sources.items():
             mine = [number for number, wanted in enumerate(urls) if wanted == url]
             found = source.counts([requests[number] for number in mine], now_unix_nano) if mine else ()

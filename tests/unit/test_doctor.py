@@ -12,10 +12,9 @@ from click.testing import CliRunner
 
 from pasta_otel.cli.doctor import command, lines
 from pasta_otel.cli.probes import PROBES, Capability, World, examine, load_minimal_program
-
-
-def refuse(*_: object) -> None:
-    raise OSError(errno.ECONNREFUSED, "Connection refused")
+from pasta_otel.exporters.otlp.config import OtlpConfig
+from pasta_otel.exporters.otlp.transport import Reply
+from tests.otlp_receiver import Answer, GrpcReceiver, HttpReceiver, Receiver
 
 
 def bare(root: Path, **changes: object) -> World:
@@ -30,7 +29,7 @@ def bare(root: Path, **changes: object) -> World:
         "version": lambda name: None,
         "packages": (),
         "load_program": lambda machine: errno.EPERM,
-        "connect": refuse,
+        "export": lambda config: Reply("retry", "connection"),
         "bind": lambda port: None,
     }
     return World(**(fields | changes))
@@ -187,25 +186,95 @@ def test_a_v2_cgroup_is_described(tmp_path: Path):
 
 
 def test_no_collector_is_contacted_when_none_is_configured(tmp_path: Path):
-    def never(host: str, port: int) -> None:
+    def never(config: object) -> None:
         raise AssertionError("connected")
 
-    found = probe("collector", bare(tmp_path, connect=never))
+    found = probe("collector", bare(tmp_path, export=never))
     assert (found.state, found.detail) == ("missing", "none is configured")
 
 
+def ask_collector(tmp_path: Path, endpoint: str, **variables: str) -> Capability:
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint} | {f"OTEL_EXPORTER_OTLP_{k}": v for k, v in variables.items()}
+    return probe("collector", bare(tmp_path, environ=environ, export=World().export))
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 def test_a_collector_that_does_not_answer_is_named_without_its_password(tmp_path: Path):
-    world = bare(tmp_path, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:secret@collector:4318"})
-    found = probe("collector", world)
-    assert found.detail == "collector:4318 does not answer: Connection refused"
+    found = ask_collector(tmp_path, f"http://user:secret@127.0.0.1:{(port := closed_port())}")
+    assert found.state == "missing"
+    assert found.detail.startswith(f"127.0.0.1:{port} by http/protobuf does not answer: ")
     assert "secret" not in str(found)
 
 
-def test_a_listening_collector_is_there(tmp_path: Path):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
-        world = bare(tmp_path, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}, connect=World().connect)
-        assert probe("collector", world).state == "there"
+@pytest.mark.parametrize("kind", [HttpReceiver, GrpcReceiver])
+def test_a_collector_that_takes_telemetry_is_there(tmp_path: Path, kind: type[Receiver]):
+    protocol = "grpc" if kind is GrpcReceiver else "http/protobuf"
+    with kind() as receiver:
+        endpoint = receiver.endpoint.removesuffix("/v1/traces")
+        found = ask_collector(tmp_path, endpoint, PROTOCOL=protocol)
+        assert found == Capability("collector", "there", f"{endpoint[7:]} by {protocol} takes telemetry")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "protocol"),
+    [
+        ("127.0.0.1:{port}", "http/protobuf"),
+        ("grpc://127.0.0.1:{port}", "http/protobuf"),
+        ("grpc://127.0.0.1:{port}", "grpc"),
+        ("http://", "http/protobuf"),
+        ("http://u@x:notaport", "http/protobuf"),
+        ("http://u@x:notaport", "grpc"),
+    ],
+)
+def test_an_endpoint_that_the_exporters_refuse_is_no_collector(tmp_path: Path, endpoint: str, protocol: str):
+    with HttpReceiver() as receiver:
+        found = ask_collector(tmp_path, endpoint.format(port=receiver.server.server_port), PROTOCOL=protocol)
+    assert found.state == "missing"
+    assert found.detail.startswith("OTEL_EXPORTER_OTLP_ENDPOINT: ")
+
+
+def test_tls_to_a_port_without_it_is_no_collector(tmp_path: Path):
+    with HttpReceiver() as receiver:
+        found = ask_collector(tmp_path, f"https://127.0.0.1:{receiver.server.server_port}")
+    assert found.state == "missing"
+
+
+def test_a_ca_file_that_is_not_there_is_said(tmp_path: Path):
+    found = ask_collector(tmp_path, "https://127.0.0.1:1", CERTIFICATE=str(tmp_path / "ca.pem"))
+    assert (found.state, found.detail) == ("missing", "TLS cannot be set up: No such file or directory")
+
+
+@pytest.mark.parametrize(("status", "word"), [(401, "OTEL_EXPORTER_OTLP_HEADERS"), (404, "its path"), (500, "its log")])
+def test_a_collector_that_refuses_is_told_with_what_to_do(tmp_path: Path, status: int, word: str):
+    with HttpReceiver([Answer(status)]) as receiver:
+        found = ask_collector(tmp_path, receiver.endpoint.removesuffix("/v1/traces"))
+    assert found.state == "missing"
+    assert f"answers http_{status}" in found.detail
+    assert word in found.how
+
+
+def test_the_port_of_an_endpoint_without_one_is_the_exporters(tmp_path: Path):
+    asked: list[OtlpConfig] = []
+
+    def export(config: OtlpConfig) -> Reply:
+        asked.append(config)
+        return Reply("retry", "connection")
+
+    for endpoint, protocol in (("http://h", "http/protobuf"), ("https://h", "http/protobuf"), ("h", "grpc")):
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
+        probe("collector", bare(tmp_path, environ=environ, export=export))
+    assert [config.target for config in asked] == ["h:80", "h:443", "h:443"]
+
+
+def test_a_cupti_library_that_is_named_and_does_not_load_is_missing(tmp_path: Path):
+    write(tmp_path / "site" / "nvidia" / "cu13" / "lib" / "libcupti.so.13", "")
+    environ = {"PASTA_CUPTI_LIBRARY": "/nonexist"}
+    found = probe("cupti", bare(tmp_path, packages=(tmp_path / "site",), environ=environ))
+    assert (found.state, found.detail) == ("missing", "PASTA_CUPTI_LIBRARY=/nonexist does not load")
 
 
 def test_busy_ports_are_named(tmp_path: Path):
