@@ -79,6 +79,15 @@ def test_a_bad_jaeger_span_is_left_out_and_named_unless_strict(tmp_path, capsys)
     assert "data[0].spans[1].duration" in err
 
 
+def test_a_trace_without_gpu_work_says_so_and_where_the_hosts_time_went(tmp_path, capsys):
+    cpu_only = HTA / "rank_not_found.json.gz"
+    found = report(capsys, cpu_only)
+    assert sum("no GPU work in this trace" in line for line in found["import"]["warnings"]) == 1
+    assert [entry["name"] for entry in found["profile"]["ranks"][0]["host"]["ops"]][1] == "aten::copy_"
+    _, out, _ = imported(capsys, cpu_only, "--to", "store", "--store", tmp_path / "s.duckdb")
+    assert "no GPU work in this trace" in out
+
+
 def test_low_coverage_is_marked_in_the_report(capsys):
     found = report(capsys, CASES / "K08" / "trace.json")["profile"]["ranks"][0]["coverage"]
     assert found["attribution_incomplete"] is True

@@ -10,6 +10,7 @@ import numpy as np
 
 from pasta_otel.gpu.analysis.breakdown import TemporalBreakdown, by_class, by_name, temporal_breakdown
 from pasta_otel.gpu.analysis.critical_path import critical_path
+from pasta_otel.gpu.analysis.host import host_times
 from pasta_otel.gpu.analysis.launches import launches, queue_lengths
 from pasta_otel.gpu.analysis.link import Links, coverage, link
 from pasta_otel.gpu.analysis.modules import by_module, by_op
@@ -46,9 +47,17 @@ def analyze_rank(timeline: Timeline) -> dict[str, Any]:
         "launches": _launches(links),
         "coverage": _coverage(links),
     }
+    if not len(links.work) and len(timeline.ops):
+        document["host"] = _host(timeline)
     if path is not None:
         document["critical_path"] = {"duration_ns": path.end_ns - path.start_ns, "totals_ns": path.totals_ns()}
     return document
+
+
+def _host(timeline: Timeline) -> dict[str, Any]:
+    found = host_times(timeline)
+    ops, modules = ([asdict(entry) for entry in entries[:TOP]] for entries in (found.ops, found.modules))
+    return {"threads": found.threads, "busy_ns": found.busy_ns, "ops": ops, "modules": modules}
 
 
 def _device(entry: TemporalBreakdown) -> dict[str, Any]:

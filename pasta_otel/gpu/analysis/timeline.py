@@ -30,6 +30,8 @@ OP: Final = np.dtype(
 )
 """A region of host code: an op, an annotation, or a Python function."""
 NO_SEQUENCE: Final = -1
+STEP_PREFIX: Final = "ProfilerStep#"
+"""How torch.profiler marks a step."""
 
 KNOWN_CALLS: Final = {
     (False, 20): "cudaMalloc",

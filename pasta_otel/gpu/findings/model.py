@@ -14,11 +14,8 @@ from numpy.typing import NDArray
 
 from pasta_otel.gpu.analysis.groups import class_codes
 from pasta_otel.gpu.analysis.link import Links, link
-from pasta_otel.gpu.analysis.timeline import OpKind, Timeline
+from pasta_otel.gpu.analysis.timeline import STEP_PREFIX, OpKind, Timeline
 from pasta_otel.gpu.cupti.rows import GPU_KERNELS, Rows, is_kind
-
-STEP_PREFIX = "ProfilerStep#"
-"""How torch.profiler marks a step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pasta_otel import semconv
 from pasta_otel.gpu.analysis.groups import class_codes
 from pasta_otel.gpu.analysis.link import METHODS, link
+from pasta_otel.gpu.analysis.nesting import parents_by_nesting
 from pasta_otel.gpu.analysis.timeline import OpKind, Ops, Timeline
 from pasta_otel.gpu.classes import CLASSES, short_name
 from pasta_otel.gpu.cupti.rows import GPU_KERNELS, Rows, is_kind
@@ -175,24 +176,6 @@ class _Spans:
         mixed[mixed == 0] = 1  # all zero is no id
         ids: NDArray[np.uint8] = mixed.astype(">u8").view(np.uint8).reshape(-1, 8)
         return ids
-
-
-def parents_by_nesting(ops: Ops) -> NDArray[np.int64]:
-    """Return for each host region the row of the one around it on its thread; -1 = none."""
-    parents = np.full(len(ops), -1, np.int64)
-    order = np.lexsort((-ops["end"].astype(np.int64), ops["start"], ops["thread"]))
-    starts, ends = ops["start"].tolist(), ops["end"].tolist()
-    threads = ops["thread"].tolist()
-    stack: list[int] = []
-    for row in order.tolist():
-        while stack and (
-            threads[stack[-1]] != threads[row] or ends[stack[-1]] < ends[row] or ends[stack[-1]] <= starts[row]
-        ):
-            stack.pop()
-        if stack:
-            parents[row] = stack[-1]
-        stack.append(row)
-    return parents
 
 
 def _parts(count: int) -> Iterator[slice]:

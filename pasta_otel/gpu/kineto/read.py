@@ -120,10 +120,21 @@ def _trace(path: Path, columns: Columns, notes: ScanNotes) -> KinetoTrace:
         complete=not notes.truncated,
         source=str(path),
     )
+    notes.remarks += _without_gpu_work(timeline)
     return KinetoTrace(
         timeline, notes.header, columns.total, columns.categories, columns.unfinished, columns.without_time + early,
         notes.skipped, notes.partial, notes.non_finite, notes.truncated, tuple(notes.remarks),
     )  # fmt: skip
+
+
+def _without_gpu_work(timeline: Timeline) -> list[str]:
+    if len(timeline.work):
+        return []
+    if calls := len(timeline.calls):
+        why = f"no GPU work in this trace, though {calls} API calls: the profiler could not record the GPU's activity"
+    else:
+        why = "no GPU work in this trace"
+    return [f"{why}; the host's time is reported, and there can be no findings"]
 
 
 def _joined(parts: list[Any], dtype: np.dtype[Any]) -> Any:
