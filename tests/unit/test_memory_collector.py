@@ -30,7 +30,7 @@ from pasta_otel.gpu.memory.sanitizer import (
 )
 from pasta_otel.gpu.memory.selection import Selection
 from pasta_otel.gpu.memory.slots import COUNTER_BYTES, HEADER, SLOT_BYTES, WAYS, WORDS, fold
-from pasta_otel.gpu.memory.tool import Tool
+from pasta_otel.gpu.memory.tool import GRAPH, Tool
 
 CONTEXT = 0x100
 SLAB_BYTES = MOST_SLOTS * 4096
@@ -157,23 +157,19 @@ class Program:
     def values(self):
         return [value for _, value in self.collector.launches]
 
-    def graph(self, values, stream=1, *, upload=False, between=lambda: None, functions=1 << 20):
-        """Launch a graph: its nodes are told of before any of them is in the stream; those of one function share a slot."""
-        given = {}
+    def graph(self, values, stream=1, *, upload=False, between=lambda: None, names=("node",)):
+        """Launch a graph: its nodes are told of before any of them is in the stream, and count into the last slot given."""
+        self.device.given.slot = None
         self.tell(Domain.GRAPHS, Graphs.LAUNCH_BEGIN, StreamData(CONTEXT, 0, stream))
-        for at, value in enumerate(values):
-            node, function = NodeData(type=0), 1 + at % functions
-            node.launch.function = function
-            node.launch.context, node.launch.stream_handle, node.launch.name = CONTEXT, stream, b"node"
-            node.launch.grid[:], node.launch.block[:] = (value, 1, 1), (32, 1, 1)
-            self.device.given.slot = None
+        for at in range(len(values)):
+            node = NodeData(type=0)
+            node.launch.context, node.launch.stream_handle = CONTEXT, stream
+            node.launch.name = names[at % len(names)].encode()
+            node.launch.grid[:], node.launch.block[:] = (sum(values), 1, 1), (32, 1, 1)
             self.tell(Domain.GRAPHS, Graphs.NODE_LAUNCH_BEGIN, node)
-            _, counted = given.get(function, (None, 0))
-            given[function] = (self.device.given.slot, counted + value)
             between()
-        for slot, value in given.values():
-            if slot is not None and not upload:
-                self.device.count(slot, value, stream)
+        if self.device.given.slot is not None and not upload:
+            self.device.count(self.device.given.slot, sum(values), stream)
         self.tell(Domain.GRAPHS, Graphs.LAUNCH_END, StreamData(CONTEXT, 0, stream))
 
 
@@ -327,22 +323,36 @@ def test_a_slot_is_what_the_documentation_says():
     assert MemoryTool(hotness=False).slot_bytes == COUNTER_BYTES
 
 
-def test_the_slots_of_a_graph_are_not_read_before_the_graph_is_in_its_stream():
-    program = Program(Selection(device_bytes=SLAB_BYTES * 4))
-    program.graph(range(1, 3 * MOST_SLOTS), between=program.synchronize)
+def test_the_slot_of_a_graph_is_not_read_before_the_graph_is_in_its_stream():
+    program = Program()
+    program.graph(range(1, 200), between=program.synchronize)
     assert program.values == []
     program.synchronize()
-    assert len(program.values) == 3 * MOST_SLOTS - 1
-    assert program.exact
+    assert program.values == [sum(range(1, 200))]
 
 
-def test_a_graph_that_does_not_fit_leaves_launches_out_and_counts_them():
-    program = Program(Selection(device_bytes=SLAB_BYTES * 4))
-    program.graph(range(1, 6 * MOST_SLOTS + 1))
+def test_a_graph_is_one_record_that_names_its_gpu_kernels():
+    program = Program()
+    program.graph([1, 2, 3, 4, 5], names=("neg", "add"))
+    program.launch(7)
+    program.graph([5])
     program.collector.finish()
-    assert len(program.values) == 4 * MOST_SLOTS
-    assert program.collector.skipped == {"device_memory": 2 * MOST_SLOTS}
-    assert program.exact
+    graph, plain, single = (launch for launch, _ in program.collector.launches)
+    assert (graph.name, graph.nodes, graph.kernels) == (GRAPH, 5, (("add", 2), ("neg", 3)))
+    assert (plain.name, plain.nodes, plain.kernels) == ("k", 0, ())
+    assert (single.nodes, single.kernels) == (1, (("node", 1),))
+    assert program.values == [15, 7, 5]
+    assert program.collector.seen == 7
+
+
+def test_a_graph_with_one_chosen_gpu_kernel_is_analysed_as_a_whole():
+    program = Program(Selection(names=("add",)))
+    program.graph([1, 2, 3], names=("neg", "add", "mul"))
+    program.graph([9], names=("mul",))
+    program.collector.finish()
+    ((graph, value),) = program.collector.launches
+    assert (graph.kernels, value) == ((("add", 1), ("mul", 1), ("neg", 1)), 6)
+    assert program.collector.skipped == {"name": 2}
 
 
 def test_a_graph_that_is_only_uploaded_launched_nothing():
@@ -351,23 +361,7 @@ def test_a_graph_that_is_only_uploaded_launched_nothing():
     program.graph([4])
     program.collector.finish()
     assert program.values == [4]
-    assert program.collector.launches[0][0].nodes == 1
-    assert program.collector.skipped == {"not_run": 3}
-
-
-def test_the_nodes_of_one_gpu_kernel_in_a_graph_share_a_record():
-    program = Program()
-    program.graph(range(1, 101), functions=2)
-    program.launch(7)
-    program.graph([5, 6], functions=1)
-    program.collector.finish()
-    assert [(launch.nodes, value) for launch, value in program.collector.launches] == [
-        (50, sum(range(1, 100, 2))),
-        (50, sum(range(2, 101, 2))),
-        (0, 7),
-        (2, 11),
-    ]
-    assert program.collector.seen == 103
+    assert program.collector.skipped == {"not_run": 1}
 
 
 def test_a_graph_launched_by_another_thread_leaves_an_open_launch_alone():
@@ -379,7 +373,7 @@ def test_a_graph_launched_by_another_thread_leaves_an_open_launch_alone():
     program.synchronize()
     assert program.values == []
     program.collector.finish()
-    assert sorted(program.values) == [3, 4, 5]
+    assert sorted(program.values) == [3, 9]
 
 
 def test_a_table_is_copied_again_only_when_it_changed_and_grows_elsewhere():

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
 from pasta_otel.errors import PastaError
@@ -33,7 +32,7 @@ from pasta_otel.gpu.memory.sanitizer import (
     Synchronize,
 )
 from pasta_otel.gpu.memory.selection import Chooser, Selection
-from pasta_otel.gpu.memory.slabs import Context, Device, Region, Slab, StreamRegions
+from pasta_otel.gpu.memory.slabs import Context, Device, GraphLaunch, Region, Slab, StreamRegions
 from pasta_otel.gpu.memory.tool import LaunchInfo, Record, Tool
 
 MOST_SLOTS = 64
@@ -121,7 +120,7 @@ class Collector:
         self._lock = OwnedLock()
         self._patching = threading.Lock()  # the API wants patching serialised; no launch waits for this one
         self._open: dict[int, list[Slab]] = {}
-        self._in_graph: dict[int, dict[int, tuple[Slab, int]]] = {}
+        self._in_graph: dict[int, GraphLaunch] = {}
         self._problems: set[str] = set()
         self.active = True
         self.launches: list[tuple[LaunchInfo, Any]] = []
@@ -182,35 +181,32 @@ class Collector:
             self._allocations.segment_freed(data.address)
 
     def _graph(self, event: int, data: int) -> None:
-        """Give slots to the GPU kernels of a CUDA graph; none is in its stream before the whole graph is."""
+        """Give one slot to all GPU kernels of a CUDA graph's launch; none is in its stream before all are.
+
+        The Sanitizer keeps one slot a launch of a graph: the last given holds what all nodes do (13.0 on an H200).
+        """
         thread = threading.get_ident()
         if event == Graphs.NODE_LAUNCH_BEGIN:
             node = NodeData.from_address(data)
-            if node.type == KERNEL_NODE and not self._join(node.launch, self._in_graph.get(thread, {})):
-                self._begin(node.launch)
+            if node.type == KERNEL_NODE:
+                self._node(node.launch, self._in_graph.setdefault(thread, GraphLaunch()))
         elif event == Graphs.LAUNCH_BEGIN:
-            self._in_graph[thread] = {}
+            self._in_graph[thread] = GraphLaunch()
         elif event == Graphs.LAUNCH_END:
-            self._in_graph.pop(thread, None)
+            graph = self._in_graph.pop(thread, GraphLaunch())
             with self._lock:
+                graph.describe()
                 self._release()
 
-    def _join(self, data: LaunchData, given: dict[int, tuple[Slab, int]]) -> bool:
-        """Count one more node of a GPU kernel that has a slot in this launch of the graph already.
-
-        The Sanitizer keeps one slot a GPU kernel and launch of a graph, the last given (13.0 on an H200): all nodes of
-        the kernel count into it.
-        """
-        if data.function not in given:
-            return False
-        slab, index = given[data.function]
+    def _node(self, data: LaunchData, graph: GraphLaunch) -> None:
+        graph.kernels[_name(data)] += 1
+        if graph.held is None:
+            graph.held = self._begin(data)
+            return
+        slab, index = graph.held
         with self._lock:
             self.seen += 1
-            launch = slab.pending[index]
-            if launch is not None:
-                slab.pending[index] = replace(launch, nodes=launch.nodes + 1)
         self._device.give_slot(data, slab.address + index * self._tool.slot_bytes)
-        return True
 
     def _patch_module(self, data: ModuleData) -> None:
         with self._patching:
@@ -240,35 +236,33 @@ class Collector:
             self._report(f"this GPU cannot be analysed: {error}")
         return context
 
-    def _begin(self, data: LaunchData) -> None:
-        context = self._contexts.get(data.context)
-        name = (data.name or b"?").decode(errors="replace")
+    def _begin(self, data: LaunchData) -> tuple[Slab, int] | None:
+        context, name = self._contexts.get(data.context), _name(data)
         with self._lock:
             self.seen += 1
             count = self.seen
             reason = self._refusal(context, count, name)
             if reason or context is None:
                 self.skipped[reason] += 1
-                return
+                return None
         held = self._slab(context, data)
         if held is None:
             self._lose("device_memory", count)
-            return
+            return None
         slab, index = held
-        launcher, graph = self._who(), self._in_graph.get(threading.get_ident())
+        launcher = self._who()
         with self._lock:
             number = context.streams.setdefault(data.stream_handle, len(context.streams))
             regions = context.regions.setdefault(data.stream_handle, {})
-            shape = (tuple(data.grid), tuple(data.block))
-            if graph is not None:
-                graph[data.function] = held
-            slab.pending[index] = LaunchInfo(name, *shape, number, launcher, int(graph is not None), count)
+            slab.pending[index] = LaunchInfo(name, tuple(data.grid), tuple(data.block), number, launcher, number=count)
         try:
             self._fill(data, slab, slab.address + index * self._tool.slot_bytes, regions)
         except PastaError as error:
             slab.pending[index] = None
             self._lose("slot", count)
             self._report(f"a launch cannot be analysed: {error}")
+            return None
+        return held
 
     def _fill(self, data: LaunchData, slab: Slab, slot: int, regions: dict[str, Region]) -> None:
         """Write the slot's header and give the slot to the launch."""
@@ -409,3 +403,7 @@ class Collector:
         if problem not in self._problems:
             self._problems.add(problem)
             self._on_problem(problem)
+
+
+def _name(data: LaunchData) -> str:
+    return (data.name or b"?").decode(errors="replace")

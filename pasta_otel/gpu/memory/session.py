@@ -56,6 +56,10 @@ class Job:
         return cls(*plain, document["tool"], document["options"], document["regions"])
 
 
+_HEAD = ("number", "name", "grid", "block", "stream", "nodes", "kernels")
+"""What a document says of a launch, beside its caller and its result."""
+
+
 class Session:
     """The analysis of this process; there is one at most.
 
@@ -168,7 +172,9 @@ class Session:
 
     def _plain(self, launches: Iterable[tuple[LaunchInfo, Any]]) -> Iterable[dict[str, Any]]:
         for launch, result in launches:
-            head = {key: getattr(launch, key) for key in ("number", "name", "grid", "block", "stream", "nodes")}
+            head = {
+                key: getattr(launch, key) for key in ("number", "name", "grid", "block", "stream", "nodes", "kernels")
+            }
             yield {**head, **asdict(launch.caller), "result": self.tool.as_json(result)}
 
 
