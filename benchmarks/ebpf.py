@@ -36,6 +36,9 @@ from pasta_otel.publish import publish_context, withdraw_context
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results" / "ebpf-agent.json"
 CALLS, ROUNDS = 100_000, 7
+STARTS = 21
+PYTHON = os.environ.get("PASTA_BENCH_PYTHON", sys.executable)
+"""An installed wheel starts faster than a checkout: the variable names the interpreter of one."""
 RATE, RATE_SECONDS = 20_000, 10.0
 FLOOD_SECONDS = 4.0
 BARS = {"hit_us": 1.3, "attached_ms": 100, "resident_mb": 60, "agent_cpu_share": 0.01, "flood_events_per_s": 1_000_000}
@@ -194,11 +197,9 @@ class Sink(ThreadingHTTPServer):
 class AgentProcess:
     """An agent, and what it has used."""
 
-    def __init__(self, objects: Path, *arguments: str) -> None:
+    def __init__(self, objects: Path, *arguments: str, python: str = PYTHON) -> None:
         self.sink = Sink()
         environ = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.sink.server_port}"}
-        # an installed wheel starts faster than an editable install: PASTA_BENCH_PYTHON names its interpreter
-        python = os.environ.get("PASTA_BENCH_PYTHON", sys.executable)
         command = [python, "-m", "pasta_otel", "agent", "--port", "0", "--objects", str(objects), *arguments]
         begin = time.perf_counter()
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, cwd="/")  # not the checkout
@@ -270,13 +271,30 @@ class Load:
         self.process.wait(20)
 
 
+def starts(objects: Path) -> dict[str, Any]:
+    """How long until all probes are attached, those on the driver included, which this process maps; in turns."""
+    pythons = {"": PYTHON} if sys.executable == PYTHON else {"": PYTHON, "checkout_": sys.executable}
+    wall: dict[str, list[float]] = {name: [] for name in pythons}
+    used: dict[str, list[float]] = {name: [] for name in pythons}
+    load = os.getloadavg()
+    for _ in range(STARTS):
+        for name, python in pythons.items():
+            started = AgentProcess(objects, python=python)
+            wall[name].append(started.attached_ms)
+            used[name].append(started.attached_cpu_ms)
+            assert any(probe == "cuda" for probe, _ in started.attached["attached"])
+            started.close()
+    return {
+        "load_before_starts": load,
+        "installed": sys.executable != PYTHON,
+        **{f"{name}attached_wall_ms": sorted(values) for name, values in wall.items()},
+        **{f"{name}attached_cpu_ms": sorted(values) for name, values in used.items()},
+    }
+
+
 def agent(library: Path, objects: Path) -> dict[str, Any]:
     """Start, size, and CPU share at 20,000 aggregated events a second."""
-    starts = []
-    for _ in range(5):
-        started = AgentProcess(objects)
-        starts.append((started.attached_ms, started.attached_cpu_ms))
-        started.close()
+    started = starts(objects)
     load = Load(library, str(RATE), str(RATE_SECONDS))
     running = AgentProcess(objects, "--budget", "1")
     time.sleep(3)
@@ -289,8 +307,7 @@ def agent(library: Path, objects: Path) -> dict[str, Any]:
     seconds = time.monotonic() - begin
     share = (running.cpu_s() - cpu) / seconds
     result = {
-        "attached_wall_ms": sorted(wall for wall, _ in starts),
-        "attached_cpu_ms": sorted(used for _, used in starts),
+        **started,
         "attached": running.attached["attached"],
         "events_per_s": sent / seconds,
         "cpu_share": share,
@@ -346,13 +363,19 @@ def flood(library: Path, objects: Path) -> dict[str, Any]:
 def report(result: dict[str, Any]) -> str:
     hit, found, flooded = result["hit"], result["agent"], result["flood"]
     wall, used = statistics.median(found["attached_wall_ms"]), statistics.median(found["attached_cpu_ms"])
+    checkout = [
+        f"       attached {statistics.median(values):.0f} ms after exec from a checkout (editable install)"
+        for values in [found.get("checkout_attached_wall_ms")]
+        if values
+    ]
     linked, plain = hit["entry_return_linked_us_per_hit"], hit["entry_return_us_per_hit"]
     lines = [
         f"hit: entry alone {hit['entry_us']:.2f} us, with the link {hit['entry_linked_us']:.2f} us (bar 1.3)",
         f"     entry and return, a hit: {plain:.2f} us, with the link {linked:.2f} us (bar 1.3)",
         f"     the entry program alone, ns: {hit['program_alone_ns']}",
         f"publish: {result['publish']}",
-        f"agent: attached {wall:.0f} ms after exec, {used:.0f} ms of CPU (bar 100)",
+        f"agent: attached {wall:.0f} ms after exec, {used:.0f} ms of CPU (bar 100); installed: {found['installed']}",
+        *checkout,
         f"       {found['resident_mb']:.1f} MB resident (bar 60)",
         f"       {found['cpu_share']:.2%} of a core at {found['events_per_s']:,.0f} events/s (bar 1 %)",
         f"       {found['cpu_share_idle']:.2%} of a core without events",
