@@ -23,6 +23,8 @@ SETTINGS = struct.Struct("<II")
 LIMIT = struct.Struct("<QII")
 
 FLAG_COUNT_UNREGISTERED = 1
+EXEC, EXIT, FORK, OOM = 1, 2, 3, 4
+"""Kinds of critical events."""
 
 BOUNDS_NS = tuple(1 << (HISTOGRAM_SHIFT + place) for place in range(HISTOGRAM - 1))
 """Upper bounds of all histogram buckets but the last, nanoseconds."""

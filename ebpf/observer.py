@@ -17,6 +17,7 @@ from pasta_otel.ebpf.probes import Api, EventProgram, Probe
 from pasta_otel.ebpf.processes import Changes, Library, Process, ProcessTable
 from pasta_otel.ebpf.return_probes import return_probes_refusal
 from pasta_otel.ebpf.ring import Ring
+from pasta_otel.ebpf.start_reason import StartReason
 from pasta_otel.ebpf.syscall import BpfMap, possible_cpus
 
 EVENTS_SIZE, CRITICAL_SIZE = 256 * 4096, 16 * 4096
@@ -112,6 +113,8 @@ class HostObserver:
         self._launch_timing: Timing = launch_timing
         self._flags = layout.FLAG_COUNT_UNREGISTERED if count_unregistered else 0
         self._epoch = 0
+        self._forked = False
+        self._registered: set[int] = set()
         self._event_links: list[Link] = []
         self._undo = ExitStack()
         self.loaded: Loaded = loader.load(probes)
@@ -160,8 +163,32 @@ class HostObserver:
 
     def refresh(self, hints: Iterable[int] = ()) -> Changes:
         """Look for processes and libraries that came or went."""
-        changes = self.processes.scan(hints)
+        changes = self._apply(self.processes.scan(hints))
+        if self._forked:  # children that ended before anybody looked
+            self._forked = False
+            for key in [key for key, _ in self._process_map.items() if _pid(key) not in self.processes.processes]:
+                self._process_map.delete(key)
+        return changes
+
+    def attend(self) -> tuple[layout.CriticalEvent, ...]:
+        """Look at processes that started or ended since the last time, cheaply; return those events."""
+        events = self._drain_critical()
+        self._apply(self.processes.glance())
+        return events
+
+    def _drain_critical(self) -> tuple[layout.CriticalEvent, ...]:
+        events = tuple(map(layout.decode_critical, self._critical.drain()))
+        by_kind: dict[int, list[int]] = {}
+        for event in events:
+            by_kind.setdefault(event.kind, []).append(event.tgid)
+        started, ended, forked = (by_kind.get(kind, []) for kind in (layout.EXEC, layout.EXIT, layout.FORK))
+        self._forked = self._forked or bool(forked)
+        self.processes.note(started, forked, ended)
+        return events
+
+    def _apply(self, changes: Changes) -> Changes:
         for process in changes.gone:
+            self._registered.discard(process.pid)
             self._process_map.delete(_U32.pack(process.pid))
             self._release(process.pid, keep=())
         for process in (*changes.appeared, *changes.changed):
@@ -172,8 +199,11 @@ class HostObserver:
     def _register(self, process: Process) -> None:
         key = _U32.pack(process.pid)
         if process.context is None:
-            self._process_map.delete(key)
+            if process.pid in self._registered:  # else it may be a child that is about to publish: the probe knows it
+                self._registered.discard(process.pid)
+                self._process_map.delete(key)
             return
+        self._registered.add(process.pid)
         address, count = process.context.slots() or (0, 1)
         self._process_map.put(key, layout.PROCESS.pack(address, *process.namespace, count - 1, 1))
 
@@ -233,7 +263,8 @@ class HostObserver:
             offsets = function_offsets(library.path, wanted)
         except (OSError, NotElfError) as error:
             number = error.errno or 0 if isinstance(error, OSError) else 0
-            raise RefusedError(Refusal("symbol_not_found", number, f"{library.shown}: {error}")) from error
+            reason: StartReason = "no_ptrace" if isinstance(error, PermissionError) else "symbol_not_found"
+            raise RefusedError(Refusal(reason, number, f"{library.shown}: {error}")) from error
         if not offsets:
             raise RefusedError(Refusal("library_stripped", 0, f"{library.shown} names none of the functions"))
         return [Site(symbol, offset, wanted[symbol].cookie) for symbol, offset in _once(offsets).items()]
@@ -261,7 +292,7 @@ class HostObserver:
 
     def harvest(self) -> Harvest:
         """End the epoch; return its sums and the records that came meanwhile."""
-        critical = tuple(map(layout.decode_critical, self._critical.drain()))
+        critical = self._drain_critical()
         ended, self._epoch = self._epoch, (self._epoch + 1) & 0xFF
         self._settings.put(_U32.pack(0), layout.SETTINGS.pack(self._epoch, self._flags))
         self._sleep(EPOCH_GRACE_S)
@@ -311,6 +342,10 @@ class HostObserver:
             _close(target.calls)
             _close(target.launches)
         self._targets.clear()
+
+
+def _pid(key: bytes) -> int:
+    return int.from_bytes(key, "little")
 
 
 def _once(offsets: Mapping[str, int]) -> dict[str, int]:

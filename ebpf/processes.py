@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import re
 import time
@@ -9,12 +10,19 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from pasta_otel.ebpf.ports import Refusal
 from pasta_otel.ebpf.process_context import ProcessContext, context_address, published_at, read_context
 
-SOONEST_S, LATEST_S = 1.0, 15.0
-"""A process's map is read again after half its age, within these bounds: imports take their time, and then nothing
-changes."""
+SOONEST_S, LATEST_S = 0.1, 15.0
+AGE_PART = 8
+"""A process's map is read again after this part of its age, within these bounds: imports take their time, and then
+nothing changes. A program's age counts from its exec."""
+GLANCES = 32
+"""Most processes that one glance reads: a storm of short programs is not worth the agent's budget."""
 READ_SIZE = 1 << 16
+CAP_SYS_PTRACE = 19
+HOST_PID_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO in include/linux/proc_ns.h."""
 
 
 def _read(path: str) -> str:
@@ -32,6 +40,24 @@ def _read(path: str) -> str:
     finally:
         os.close(fd)
     return b"".join(parts).decode("utf-8", "replace")
+
+
+def seen_from(proc: Path) -> Refusal | None:
+    """Return why processes cannot be told apart as the kernel counts them, or None: only the host's namespace can."""
+    try:
+        namespace = os.readlink(f"{proc}/self/ns/pid")  # noqa: PTH115 - one call less
+    except OSError:
+        return None  # not known, and not ours to guess
+    if namespace == HOST_PID_NAMESPACE:
+        return None
+    return Refusal("pid_namespace", 0, f"{namespace} is not the host's: processes outside it are not seen")
+
+
+def may_trace(status: str | None = None) -> bool:
+    """Return whether this process may read the maps of all others, from the text of ``/proc/self/status``."""
+    text = _read("/proc/self/status") if status is None else status
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", text, re.MULTILINE)
+    return effective is not None and bool(int(effective[1], 16) >> CAP_SYS_PTRACE & 1)
 
 
 class Library(NamedTuple):
@@ -65,6 +91,7 @@ class Process:
         address: Where its context is mapped.
         libraries: Mapped libraries that somebody wants.
         namespace: Device and inode of its pid namespace.
+        unreadable: Its map, or what it publishes, may not be read.
     """
 
     def __init__(self, pid: int, start: int, first_seen_s: float) -> None:
@@ -74,6 +101,7 @@ class Process:
         self.address: int | None = None
         self.libraries: tuple[Library, ...] = ()
         self.namespace: tuple[int, int] = (0, 0)
+        self.unreadable = False
 
     @property
     def service(self) -> str:
@@ -87,6 +115,18 @@ class Changes(NamedTuple):
     appeared: tuple[Process, ...] = ()
     changed: tuple[Process, ...] = ()
     gone: tuple[Process, ...] = ()
+
+
+class _Found:
+    """What a scan finds, while it does."""
+
+    def __init__(self) -> None:
+        self.appeared: list[Process] = []
+        self.changed: list[Process] = []
+        self.gone: list[Process] = []
+
+    def changes(self) -> Changes:
+        return Changes(tuple(self.appeared), tuple(self.changed), tuple(self.gone))
 
 
 class ProcessTable:
@@ -103,30 +143,82 @@ class ProcessTable:
         self._name = library
         self._library = re.compile(rf"^\S+ ..x\S* \S+ (\S+) (\d+)\s+(/\S*/{re.escape(library)}\S*)", re.MULTILINE)
         self.processes: dict[int, Process] = {}
+        self._expected: dict[int, float] = {}  # pid -> when to look
+        self._agenda: list[tuple[float, int]] = []  # when to look, pid; the first is the next
 
     def scan(self, hints: Iterable[int] = ()) -> Changes:
-        """Look at new processes, at those whose time has come, and at ``hints`` at once."""
-        now, soon = self._now(), set(hints)
-        appeared, changed = [], []
+        """Look at all new processes, at those whose time has come, and at ``hints`` at once."""
+        now, soon, found = self._now(), set(hints), _Found()
         pids = set(self._pids())
-        gone = [self.processes.pop(pid) for pid in [*self.processes] if pid not in pids]
+        self._expected.clear()  # what is there now is looked at now
+        found.gone += [self.processes.pop(pid) for pid in [*self.processes] if pid not in pids]
         for pid in pids:
             known = self.processes.get(pid)
-            if known is not None and not self._due(known, now, soon):
-                continue
-            start = self._start(pid)
-            if known is not None and start != known.start:
-                gone.append(self.processes.pop(pid))
-                known = None
-            if start is None:
-                continue
-            if known is None:
-                known = self.processes[pid] = Process(pid, start, now)
-                appeared.append(known)
-                self._look(known, now)
-            elif self._look(known, now):
-                changed.append(known)
-        return Changes(tuple(appeared), tuple(changed), tuple(gone))
+            if known is None or self._due(known, now, soon):
+                self._visit(pid, now, found, certain=pid in soon)
+        return found.changes()
+
+    def note(self, started: Iterable[int] = (), forked: Iterable[int] = (), ended: Iterable[int] = ()) -> None:
+        """Take what a probe saw of processes, for the next glance.
+
+        Args:
+            started: They began another program, whose age counts from now.
+            forked: New processes of those who publish; they may be threads.
+            ended: They ended, or their main thread did.
+        """
+        now = self._now()
+        for pid in started:
+            known = self.processes.get(pid)
+            if known is not None:
+                known.first_seen_s = now
+                self._plan(known, now + SOONEST_S)
+            self._expected[pid] = now + SOONEST_S  # nothing publishes, or maps a driver, sooner
+        for pid in (*forked, *ended):
+            self._expected[pid] = now
+
+    def glance(self) -> Changes:
+        """Look at what was noted and at young processes whose time has come; without a list of all, so it is cheap."""
+        now, found = self._now(), _Found()
+        noted = [pid for pid, due_s in self._expected.items() if due_s <= now][:GLANCES]
+        for pid in noted:
+            del self._expected[pid]
+        for pid in dict.fromkeys([*noted, *self._due_until(now, GLANCES - len(noted))]):
+            if pid in self.processes or self._leads(pid):
+                self._visit(pid, now, found, certain=pid in noted)
+        return found.changes()
+
+    def _due_until(self, now: float, limit: int) -> list[int]:
+        """Return the processes whose time has come."""
+        due: list[int] = []
+        while self._agenda and self._agenda[0][0] <= now and len(due) < limit:
+            when, pid = heapq.heappop(self._agenda)
+            known = self.processes.get(pid)
+            if known is not None and known.next_scan_s == when:  # or it has another entry, for later
+                due.append(pid)
+        return due
+
+    def _plan(self, process: Process, when: float) -> None:
+        process.next_scan_s = when
+        heapq.heappush(self._agenda, (when, process.pid))
+
+    def _visit(self, pid: int, now: float, found: _Found, *, certain: bool) -> None:
+        """Look at one process; ``certain`` says that it has changed, though it may look the same."""
+        known, start = self.processes.get(pid), self._start(pid)
+        if known is not None and start != known.start:
+            found.gone.append(self.processes.pop(pid))
+            known = None
+        if start is None:
+            return
+        if known is None:
+            known = self.processes[pid] = Process(pid, start, now)
+            found.appeared.append(known)
+            self._look(known, now)
+        elif self._look(known, now) or certain:
+            found.changed.append(known)
+
+    def _leads(self, pid: int) -> bool:
+        """Return whether an id is a process's, and not that of one of its threads."""
+        return f"\nTgid:\t{pid}\n" in _read(f"{self._proc}/{pid}/status")
 
     def _due(self, process: Process, now: float, soon: set[int]) -> bool:
         if process.context is not None and process.address is not None:
@@ -145,15 +237,30 @@ class ProcessTable:
 
     def _look(self, process: Process, now: float) -> bool:
         """Read a process's map; return whether something changed."""
-        process.next_scan_s = now + min(max((now - process.first_seen_s) / 2, SOONEST_S), LATEST_S)
         maps = _read(f"{self._proc}/{process.pid}/maps")
         before = (process.context, process.libraries)
         process.address = context_address(maps)
         context = read_context(self._proc, process.pid, process.address) if process.address else None
+        process.unreadable = (not maps and self._closed(process.pid, "maps")) or (
+            process.address is not None and context is None and self._closed(process.pid, "mem")
+        )
+        if context is None and process.context is not None:  # another program, which nobody told us of
+            process.first_seen_s = now
+        self._plan(process, now + min(max((now - process.first_seen_s) / AGE_PART, SOONEST_S), LATEST_S))
         process.context = context
         process.libraries = tuple(self._libraries(process.pid, maps))
         process.namespace = self._namespace(process.pid)
         return before != (process.context, process.libraries)
+
+    def _closed(self, pid: int, name: str) -> bool:
+        """Return whether a file may not be read: one that is empty may be that of a process that just ended."""
+        try:
+            os.close(os.open(f"{self._proc}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC))
+        except PermissionError:
+            return True
+        except OSError:
+            pass
+        return False
 
     def _libraries(self, pid: int, maps: str) -> Iterator[Library]:
         if self._name not in maps:

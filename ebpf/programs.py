@@ -8,7 +8,10 @@ Everything submitted to a BPF_RINGBUF_OUTPUT or BPF_PERF_OUTPUT is an event; its
 from __future__ import annotations
 
 import ctypes
-from collections import Counter
+import logging
+import mmap
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,14 +19,20 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from pasta_otel.ebpf.loaders.bcc import compile_program, import_bcc
-from pasta_otel.ebpf.ports import Refusal, RefusedError
-from pasta_otel.ebpf.start_reason import start_reason
+from pasta_otel.ebpf.loaders.bcc import compile_program, import_bcc, refusing
+from pasta_otel.ebpf.ports import RefusedError
+from pasta_otel.ebpf.ring import HEADER
+from pasta_otel.ebpf.syscall import map_size
 from pasta_otel.errors import InputError
 
 QUEUE = 10_000
 """Most events that wait for the next poll; further ones are dropped and counted."""
+READ_EVERY_S = 0.01
+TIMES = ("start_ns", "end_ns", "time_ns", "ts")
+"""Fields that are taken as CLOCK_MONOTONIC."""
 FieldValue = int | float | str
+log = logging.getLogger(__name__)
+_KEYS = frozenset({"program", "tracepoint", "uprobe", "symbol", "return"})
 
 
 class UserEvent(NamedTuple):
@@ -41,7 +50,7 @@ class UserEvent(NamedTuple):
 
 
 class UserProgram:
-    """One loaded program.
+    """One loaded program, whose outputs a thread of its own reads from ``start`` on.
 
     Args:
         path: Its source.
@@ -49,46 +58,50 @@ class UserProgram:
 
     Raises:
         RefusedError: It does not compile, load or attach.
-        InputError: The YAML beside it cannot be used.
+        InputError: It, or the YAML beside it, cannot be used.
     """
 
     def __init__(self, path: Path, module: Any = None) -> None:
         self.name = path.name.partition(".")[0]
-        self._waiting: list[UserEvent] = []
-        self.counts: Counter[tuple[str, str]] = Counter()  # by table and outcome: ok, lost, dropped
-        wanted = _attachments(path.with_suffix(".yaml"))
+        self.counts: Counter[tuple[str, str]] = Counter()  # by table and outcome
+        self._waiting: deque[UserEvent] = deque()
+        self._rings: list[_RingLevel] = []
+        self._perfs = False
+        self._tables: list[Any] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        source, wanted = _source(path), _attachments(path.with_suffix(".yaml"))
         module = module or import_bcc()
+        with refusing(str(path)):
+            self._bpf = compile_program(module, source)
         try:
-            self._bpf = compile_program(module, path.read_bytes())
-            for attach in (partial(_attach, self._bpf, item) for item in wanted):
-                attach()
-            self._open(module)
+            with refusing(str(path)):
+                for item in wanted:
+                    _attach(self._bpf, item)
+                self._open(module)
         except RefusedError:
+            self.close()
             raise
-        except Exception as error:
-            text = f"{path}: {str(error).strip()[-500:]}"
-            raise RefusedError(Refusal(start_reason(str(error)), 0, text)) from error
 
     def _open(self, module: Any) -> None:
         ring, perf = module.table.RingBuf, module.table.PerfEventArray
-        self._rings = self._perfs = False
-        self._tables: list[Any] = []
         for name, table in _outputs(module, self._bpf, (ring, perf)):
-            take = self._taker(name, table)
             self._tables.append(table)
             if isinstance(table, ring):
-                table.open_ring_buffer(take)
-                self._rings = True
+                level = _RingLevel(name, table.map_fd)
+                self._rings.append(level)
+                table.open_ring_buffer(self._taker(name, table, level))
             else:
-                table.open_perf_buffer(take, lost_cb=partial(self._lost, name))
+                table.open_perf_buffer(self._taker(name, table), lost_cb=partial(self._lost, name))
                 self._perfs = True
 
-    def _taker(self, name: str, table: Any) -> Callable[[Any, Any, int], None]:
-        def take(_: Any, data: Any, _size: int) -> None:
+    def _taker(self, name: str, table: Any, level: _RingLevel | None = None) -> Callable[[Any, Any, int], None]:
+        def take(_: Any, data: Any, size: int) -> None:
+            if level is not None:
+                level.largest = max(level.largest, size)
             if len(self._waiting) >= QUEUE:
                 self.counts[name, "dropped"] += 1
                 return
-            self.counts[name, "ok"] += 1
             self._waiting.append(UserEvent(self.name, name, _fields(table.event(data))))
 
         return take
@@ -96,21 +109,99 @@ class UserProgram:
     def _lost(self, name: str, count: int) -> None:
         self.counts[name, "lost"] += count
 
-    def poll(self) -> list[UserEvent]:
-        """Return the events since the last poll."""
+    def start(self) -> None:
+        """Read the outputs every few milliseconds from now on: a user's ring is small, and says nothing of losses."""
+        self._thread = threading.Thread(target=self._read_on, name=f"pasta-probe-{self.name}", daemon=True)
+        self._thread.start()
+
+    def _read_on(self) -> None:
+        while not self._stop.wait(READ_EVERY_S):
+            try:
+                self._read()
+            except Exception:
+                log.exception("reading what %s submits, which ends", self.name)
+                return
+
+    def _read(self) -> None:
+        full = [ring for ring in self._rings if ring.note()]
         if self._rings:
             self._bpf.ring_buffer_consume()
         if self._perfs:
             self._bpf.perf_buffer_poll(0)
-        events, self._waiting = self._waiting, []
+        for ring in full:
+            if ring.was_full():
+                self.counts[ring.name, "full"] += 1
+
+    def poll(self, monotonic_ns: Callable[[], int]) -> list[UserEvent]:
+        """Return the events since the last poll; those with impossible times are counted and left out.
+
+        Args:
+            monotonic_ns: Tells the present, which no event can be later than.
+        """
+        waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        now = monotonic_ns()
+        events = []
+        for event in waiting:
+            good = all(_is_time(event.fields[name], now) for name in TIMES if name in event.fields)
+            self.counts[event.table, "ok" if good else "invalid"] += 1
+            if good:
+                events.append(event)
         return events
+
+    def stop(self) -> None:
+        """Read once more what was submitted, and then no longer."""
+        self._stop.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+            self._read()
 
     def close(self) -> None:
         """Detach and unload; bcc's own clean-up forgets perf buffers, and then fails on them."""
+        self.stop()
+        while self._rings:
+            self._rings.pop().close()
         for table in self._tables:
             for key in [*getattr(table, "_open_key_fds", ())]:
                 del table[key]
         self._bpf.cleanup()
+
+
+class _RingLevel:
+    """How full a ring buffer is: the kernel neither counts nor tells what found no room in it.
+
+    Room is freed by its reader alone. So what found none since the last reading, if anything, left it full.
+
+    Args:
+        name: The ring's name.
+        fd: Its descriptor.
+    """
+
+    def __init__(self, name: str, fd: int) -> None:
+        self.name, self.largest = name, 0
+        self._size = map_size(fd)
+        self._consumer = mmap.mmap(fd, mmap.PAGESIZE, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        self._producer = mmap.mmap(fd, mmap.PAGESIZE, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ, offset=mmap.PAGESIZE)
+        self._free = self._size
+
+    def note(self) -> bool:
+        """Remember how much room there is; return whether there is anything to read."""
+        used = int.from_bytes(self._producer[:8], "little") - int.from_bytes(self._consumer[:8], "little")
+        self._free = self._size - used
+        return used > 0
+
+    def was_full(self) -> bool:
+        """Return whether the largest record so far would have found no room."""
+        return self._free < (self.largest + HEADER + 7) & ~7
+
+    def close(self) -> None:
+        """Unmap."""
+        self._consumer.close()
+        self._producer.close()
+
+
+def _is_time(value: FieldValue, now_monotonic_ns: int) -> bool:
+    return isinstance(value, int) and 0 <= value <= now_monotonic_ns
 
 
 def _outputs(module: Any, bpf: Any, kinds: tuple[type, ...]) -> list[tuple[str, Any]]:
@@ -125,17 +216,43 @@ def _outputs(module: Any, bpf: Any, kinds: tuple[type, ...]) -> list[tuple[str, 
     return [(name, table) for name, table in named if isinstance(table, kinds)]
 
 
-def _attachments(path: Path) -> list[Mapping[str, str]]:
+def _source(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=str(path), field="--probe") from error
+
+
+def _attachments(path: Path) -> list[Mapping[str, Any]]:
+    """Return what the YAML beside a program asks for, checked."""
     if not path.exists():
         return []
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError("not valid YAML", file=str(path)) from error
     items = document.get("programs") if isinstance(document, dict) else None
-    if not isinstance(items, list) or not all(isinstance(item, dict) and "program" in item for item in items):
+    if not isinstance(items, list):
         raise InputError("expected a list of {program, tracepoint | uprobe, symbol}", file=str(path), field="programs")
+    for place, item in enumerate(items):
+        _check(item, str(path), f"programs[{place}]")
     return items
+
+
+def _check(item: Any, file: str, field: str) -> None:
+    if not isinstance(item, dict):
+        raise InputError("expected {program, tracepoint | uprobe, symbol}", file=file, field=field)
+    if unknown := sorted(str(key) for key in item.keys() - _KEYS):
+        words = f"unknown; expected some of {', '.join(sorted(_KEYS))}"
+        raise InputError(words, file=file, field=f"{field}.{unknown[0]}")
+    needed = ("program", "tracepoint") if "tracepoint" in item else ("program", "uprobe", "symbol")
+    for key in needed:
+        if not isinstance(item.get(key), str) or not item[key]:
+            raise InputError("expected a text", file=file, field=f"{field}.{key}")
+    if ("tracepoint" in item) == ("uprobe" in item):
+        raise InputError("expected either a tracepoint or a uprobe", file=file, field=field)
+    if not isinstance(item.get("return", False), bool):
+        raise InputError("expected true or false", file=file, field=f"{field}.return")
 
 
 def _attach(bpf: Any, item: Mapping[str, str]) -> None:

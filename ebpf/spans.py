@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -16,6 +17,8 @@ from pasta_otel.model import HostSpan, LinkColumn, SpanColumns, SpanSite, String
 TRACE_LIMIT = 200
 TRACES = 4096
 """So many traces are remembered for the limit, the oldest forgotten first."""
+
+_Key = tuple[bytes, bytes, int, int]  # trace, span, process, API
 
 
 class HostSpans:
@@ -36,21 +39,31 @@ class HostSpans:
         outcomes: Counter[str] | None = None,
     ) -> None:
         self._apis, self._service_of, self._limit = apis, service_of, limit
+        self._early: list[layout.Event] = []  # they came in the moment in which their epoch began
         self._traces: OrderedDict[bytes, int] = OrderedDict()
         self.outcomes = Counter() if outcomes is None else outcomes
 
     def take(self, harvest: Harvest) -> list[HostSpan]:
         """Return one span per slow event, and one per (span, API) for the events that are no spans already."""
-        alone: Counter[tuple[bytes, int]] = Counter()
+        alone: dict[_Key, list[layout.Event]] = {}
         spans = []
+        for event in self._early:  # spans already, whose sums come now
+            alone.setdefault(_key(event), []).append(event)
         for event in harvest.events:
             if self._admits(event.trace_id, event.link, event.sampled):
-                alone[event.span_id, event.api] += 1
+                alone.setdefault(_key(event), []).append(event)
                 spans.append(self._of_event(event))
         for item in harvest.aggregates:
-            left = item.events - alone[item.span_id, item.api]
-            if left > 0 and self._admits(item.trace_id, item.link, item.sampled):
-                spans.append(self._of_aggregate(item))
+            told = alone.get(_key(item))
+            left = item
+            if told:
+                within = [event for event in told if event.end_ns <= item.last_ns][: item.events]
+                alone[_key(item)] = [event for event in told if event not in within]
+                left = _without(item, within)
+            if left.events and self._admits(item.trace_id, item.link, item.sampled):
+                spans.append(self._of_aggregate(left))
+        new = {*harvest.events} if alone else ()
+        self._early = [event for events in alone.values() for event in events if event in new]
         return spans
 
     def _admits(self, trace_id: bytes, link: str, sampled: bool) -> bool:
@@ -81,6 +94,34 @@ class HostSpans:
             item.trace_id, item.span_id, "slot", item.first_ns, item.last_ns, event_name(self._apis[item.api]),
             self._service_of(item.tgid), item.tgid, item.tid, item.events, item.sum_ns, item.max_ns, item.size,
         )  # fmt: skip
+
+
+def _key(item: layout.Event | layout.Aggregate) -> _Key:
+    return item.trace_id, item.span_id, item.tgid, item.api
+
+
+def _without(item: layout.Aggregate, alone: Sequence[layout.Event]) -> layout.Aggregate:
+    """Return a sum without the events that are spans of their own.
+
+    What was the longest of the others is not known exactly: no longer than the bound of the last bucket of the
+    histogram that has one left, nor than their sum.
+    """
+    if not alone:
+        return item
+    durations = [event.end_ns - event.start_ns for event in alone]
+    buckets = [*item.histogram]
+    for duration in durations:
+        buckets[bisect_right(layout.BOUNDS_NS, duration)] -= 1
+    last = max((place for place, count in enumerate(buckets) if count > 0), default=0)
+    total = max(item.sum_ns - sum(durations), 0)
+    longest = min(total, item.max_ns, *layout.BOUNDS_NS[last : last + 1])
+    return item._replace(
+        events=item.events - len(alone),
+        sum_ns=total,
+        max_ns=longest,
+        size=max(item.size - sum(event.size for event in alone), 0),
+        histogram=tuple(max(count, 0) for count in buckets),
+    )
 
 
 def host_columns(spans: Sequence[HostSpan], clock: WallClock, new_id: Callable[[], int]) -> SpanColumns:

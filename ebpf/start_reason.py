@@ -22,6 +22,12 @@ StartReason = Literal[
     "library_stripped",
     "return_probes_unsafe",
     "tracefs_missing",
+    "tracepoint_missing",
+    "attach_refused",
+    "compile_failed",
+    "input_invalid",
+    "pid_namespace",
+    "no_ptrace",
     "unknown",
 ]
 
@@ -32,14 +38,19 @@ _PATTERNS: tuple[tuple[StartReason, str], ...] = (
         "kernel_headers_missing",
         r"kernel headers|CONFIG_IKHEADERS|kconfig\.h' file not found|/lib/modules/\S+/build",
     ),
+    ("tracefs_missing", r"/sys/kernel/(debug/)?tracing\S*: Permission denied"),
+    ("tracepoint_missing", r"/sys/kernel/(debug/)?tracing/events/\S+: No such file"),
+    ("lockdown_or_helper_denied", r"cannot use helper|unknown func bpf_"),
+    ("verifier_or_version", r"processed \d+ insns"),  # its refusal, whose errno is often that of a missing privilege
     (
         "not_privileged",
         r"super-user privileges|Operation not permitted|EPERM|Permission denied|CAP_(BPF|PERFMON|SYS_ADMIN)",
     ),
     ("symbol_not_found", r"could not determine address of symbol|could not find .*symbol|no such symbol"),
     ("symbol_not_traceable", r"probe entry may not exist|Failed to attach BPF program .* to k(ret)?probe"),
-    ("lockdown_or_helper_denied", r"cannot use helper|unknown func bpf_"),
+    ("attach_refused", r"^attaching .*Invalid argument"),
     ("verifier_or_version", r"Failed to load program|Invalid argument|program too large|invalid (mem|indirect)"),
+    ("compile_failed", r"\d+ errors? generated|Failed to compile BPF module"),
 )
 
 HELP: dict[StartReason, str] = {
@@ -58,6 +69,12 @@ HELP: dict[StartReason, str] = {
     "library_stripped": "the functions' names are gone from this file: link dynamically, or keep its symbols",
     "return_probes_unsafe": "Linux 6.11 to 6.13 kill a traced process under seccomp: calls are counted, not timed",
     "tracefs_missing": "mount -t tracefs tracefs /sys/kernel/tracing, and give the agent CAP_DAC_READ_SEARCH",
+    "tracepoint_missing": "this kernel has no such tracepoint: see `events` below /sys/kernel/tracing",
+    "attach_refused": "the kernel cannot probe this place: has the file changed since its process mapped it?",
+    "compile_failed": "the program is not valid C for this machine's headers: the compiler's words are in the text",
+    "input_invalid": "the error names the file and the place in it",
+    "pid_namespace": "run the agent with hostPID: true (docker: --pid=host)",
+    "no_ptrace": "give the agent CAP_SYS_PTRACE: processes of other users are not seen without it",
     "unknown": "see the error text",
 }
 

@@ -25,6 +25,7 @@ PERF_ATTR_SIZE, PERF_CLOSE_ON_EXEC = 112, 8
 PERF_EVENTS = {"major_faults": (1, 6)}
 """Type and config of perf_event_open(2): PERF_TYPE_SOFTWARE and its counters."""
 _PROG_INFO_RUN = 192  # offset of run_time_ns in struct bpf_prog_info; run_cnt follows
+_MAP_INFO_MAX_ENTRIES = 16  # offset of max_entries in struct bpf_map_info
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -211,3 +212,10 @@ def run_time(program_fd: int) -> tuple[int, int]:
     bpf(INFO_BY_FD, struct.pack("<IIQ", program_fd, len(info), ctypes.addressof(info)))
     nanoseconds, runs = struct.unpack_from("<QQ", info, _PROG_INFO_RUN)
     return nanoseconds, runs
+
+
+def map_size(map_fd: int) -> int:
+    """Return a map's ``max_entries``: of a ring buffer, its bytes."""
+    info = ctypes.create_string_buffer(256)
+    bpf(INFO_BY_FD, struct.pack("<IIQ", map_fd, len(info), ctypes.addressof(info)))
+    return int(struct.unpack_from("<I", info, _MAP_INFO_MAX_ENTRIES)[0])

@@ -18,7 +18,7 @@ from pasta_otel.ebpf.probes import Api
 from pasta_otel.model import HistogramPoint
 
 PROBE_NAMES = ("cuda", "launch", "sched", "critical", "fault", "sock")
-CRITICAL_KINDS = {1: "exec", 2: "exit", 3: "fork", 4: "oom"}
+CRITICAL_KINDS = {layout.EXEC: "exec", layout.EXIT: "exit", layout.FORK: "fork", layout.OOM: "oom"}
 BOUNDS_S = tuple(bound / 1e9 for bound in layout.BOUNDS_NS)
 DROP_API, RETRANSMIT_API, QUEUE_API = 98, 96, 97
 _NO_NAMES: Mapping[int, str] = MappingProxyType({})

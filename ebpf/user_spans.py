@@ -66,8 +66,18 @@ def _columns(
 
 
 def _ids(rows: Sequence[Mapping[str, FieldValue]], name: str, size: int) -> list[bytes]:
-    texts = (str(row.get(name, "")) for row in rows)
-    return [bytes.fromhex(text) if len(text) == 2 * size else bytes(size) for text in texts]
+    return [_id(row.get(name), size) for row in rows]
+
+
+def _id(value: FieldValue | None, size: int) -> bytes:
+    """Return an id of so many bytes, or zeros where the field is none: a number, or text that is not hexadecimal."""
+    if not isinstance(value, str) or len(value) != 2 * size:
+        return bytes(size)
+    try:
+        found = bytes.fromhex(value)
+    except ValueError:
+        return bytes(size)
+    return found if len(found) == size else bytes(size)
 
 
 def _column(values: list[FieldValue]) -> Any:

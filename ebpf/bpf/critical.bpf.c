@@ -56,8 +56,10 @@ static __always_inline void leave(u32 value)
 static __always_inline void start(void)
 {
     u64 id = bpf_get_current_pid_tgid();
+    u32 tgid = id >> 32;
 
-    send_critical(KIND_EXEC, id >> 32, id, 0);
+    DELETE(processes, &tgid); /* what it published was in the memory that it has left */
+    send_critical(KIND_EXEC, tgid, id, 0);
 }
 
 #ifdef PASTA_BCC
@@ -103,8 +105,15 @@ int BPF_PROG(process_exit, struct task_struct *task)
 SEC("tp_btf/sched_process_fork")
 int BPF_PROG(process_fork, struct task_struct *parent, struct task_struct *child)
 {
-    if (child->pid == child->tgid)
-        send_watched(KIND_FORK, child->pid, 0);
+    u32 parents = parent->tgid, childs = child->pid;
+    struct process *known;
+
+    if (child->pid != child->tgid)
+        return 0;
+    known = LOOKUP(processes, &parents);
+    if (known)
+        UPDATE(processes, &childs, known); /* its copy of the slots lies where its parent's do */
+    send_watched(KIND_FORK, child->pid, 0);
     return 0;
 }
 SEC("tp/oom/mark_victim")

@@ -16,9 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pasta_otel.ebpf.ports import Link, Refusal, RefusedError, Site, refused
+from pasta_otel.ebpf.captured import Captured, captured_output
+from pasta_otel.ebpf.loaders.core import sees_tracepoints
+from pasta_otel.ebpf.ports import Link, Refusal, RefusedError, Site
 from pasta_otel.ebpf.probes import OBJECT_FOLDER, Probe
-from pasta_otel.ebpf.start_reason import start_reason
+from pasta_otel.ebpf.start_reason import StartReason, start_reason
 from pasta_otel.ebpf.syscall import PERF_EVENTS
 from pasta_otel.ebpf.uname import host_machine
 
@@ -27,23 +29,27 @@ IN_KERNEL_HEADERS = "/sys/kernel/kheaders.tar.xz"
 """Where a kernel with CONFIG_IKHEADERS has its own headers."""
 ATTACH_ARGUMENTS = 6
 """How many arguments bcc's Python hands to ``bpf_attach_uprobe``, which takes one more (iovisor/bcc#5269)."""
+_SPELLED = (errno.EPERM, errno.EACCES, errno.ENOENT, errno.EINVAL, errno.EMFILE, errno.ENOMEM)
 
 
 def import_bcc() -> Any:
     """Return the module ``bcc`` of the distribution, also from another Python.
 
     Raises:
-        RefusedError: It is not installed.
+        RefusedError: It is not installed, or a shared library that it needs is not.
     """
     try:
         return _completed(importlib.import_module("bcc"))
-    except ImportError:
+    except (ImportError, OSError):
         pass
     sys.path.append(DISTRIBUTION_PACKAGES)
     try:
         return _completed(importlib.import_module("bcc"))
     except ImportError as error:
         raise RefusedError(Refusal("bcc_missing", 0, str(error))) from error
+    except OSError as error:  # a shared library: bcc's own, or libbpf, which it needs
+        reason: StartReason = "libbpf_missing" if "libbpf" in str(error) else "bcc_missing"
+        raise RefusedError(Refusal(reason, error.errno or 0, str(error))) from error
     finally:
         sys.path.remove(DISTRIBUTION_PACKAGES)
 
@@ -121,7 +127,7 @@ class BccLoader:
         try:
             return _compile(module, expanded_source(probes, self._folder))
         except RefusedError as error:
-            if len(probes) == 1 or error.refusal.reason != "unknown":
+            if len(probes) == 1 or error.refusal.reason not in {"unknown", "compile_failed", "verifier_or_version"}:
                 raise
         good = []
         for probe in probes:
@@ -146,39 +152,53 @@ def _for_core(name: str) -> Refusal:
 
 def _compile(module: Any, text: str) -> Any:
     popped = 8 if host_machine() == "x86_64" else 0  # by a return, off the stack
-    try:
+    with refusing("compiling our probes"):
         return compile_program(module, text.encode(), f"-DPASTA_RETURN_ADDRESS={popped}")
-    except RefusedError:
-        raise
-    except Exception as error:
-        raise RefusedError(Refusal(start_reason(str(error)), 0, str(error).strip()[-500:])) from error
 
 
 def compile_program(module: Any, text: bytes, *flags: str) -> Any:
-    """Return a compiled program.
+    """Return a compiled program; call it within ``refusing``.
 
     Raises:
-        RefusedError: There are no kernel headers; bcc itself would say so in text of its own on standard output.
+        RefusedError: There are no kernel headers.
         Exception: Whatever bcc raises.
     """
     build = f"/lib/modules/{os.uname().release}/build"
     if not any(map(os.path.exists, (build, IN_KERNEL_HEADERS))) and "BCC_KERNEL_SOURCE" not in os.environ:
         raise RefusedError(Refusal("kernel_headers_missing", errno.ENOENT, f"no {build}"))
-    with _output_to_stderr():
-        return module.BPF(text=text, cflags=["-w", *flags])
+    return module.BPF(text=text, cflags=["-w", *flags])
 
 
 @contextmanager
-def _output_to_stderr() -> Iterator[None]:
-    """Keep what libraries write out of the standard output, which is the agent's JSON."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
+def refusing(what: str) -> Iterator[None]:
+    """Turn what bcc raises into a refusal: its exceptions say little, what it writes meanwhile says why.
+
+    Raises:
+        RefusedError: The body raised something.
+    """
+    said: Captured | None = None
     try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        with captured_output() as said:
+            yield
+    except RefusedError:
+        raise
+    except Exception as error:
+        raise RefusedError(_refusal(what, error, said.text if said is not None else "")) from error
+
+
+def _refusal(what: str, error: Exception, said: str) -> Refusal:
+    text = f"{said}\n{error}"
+    reason = start_reason(text)
+    if reason == "tracepoint_missing" and not sees_tracepoints():
+        reason = "tracefs_missing"
+    words = "; ".join(line.strip() for line in said.splitlines() if line.strip())
+    number = error.errno if isinstance(error, OSError) else None
+    return Refusal(reason, number or _errno_in(text), f"{what}: {error}: {words[-500:]}".strip(": "))
+
+
+def _errno_in(text: str) -> int:
+    """Return the error number that a text spells out: bcc's exceptions have none."""
+    return next((number for number in _SPELLED if os.strerror(number) in text), 0)
 
 
 class BccLoaded:
@@ -255,10 +275,8 @@ class BccLoaded:
         return link
 
     def _load_function(self, probe: str, function: str, kind: int) -> None:
-        try:
+        with refusing(f"loading {probe}/{function}"):
             self._functions[f"{probe}/{function}"] = self._bpf.load_func(function.encode(), kind)
-        except Exception as error:
-            raise RefusedError(Refusal(start_reason(str(error)), 0, str(error).strip()[-500:])) from error
 
     def close(self) -> None:
         """Detach and unload; ``BPF.close`` alone would not detach."""
@@ -280,8 +298,5 @@ class _BccLink:
 
 
 def _attempt(attach: Callable[[], Any], what: str) -> None:
-    try:
+    with refusing(f"attaching to {what}"):
         attach()
-    except Exception as error:
-        number = error.errno if isinstance(error, OSError) else 0
-        raise refused(OSError(number or 0, str(error)), f"attaching to {what}", str(error)) from error

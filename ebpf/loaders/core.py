@@ -11,12 +11,14 @@ from typing import Any
 
 from pasta_otel.ebpf.ports import Link, Refusal, RefusedError, Site, refused
 from pasta_otel.ebpf.probes import OBJECT_FOLDER, Probe
+from pasta_otel.ebpf.start_reason import StartReason
 from pasta_otel.ebpf.syscall import PERF_EVENTS, TRACE_UPROBE_MULTI, link_uprobes, online_cpus, open_perf_event
 from pasta_otel.ebpf.uname import host_machine, linux_version
 
 MULTI_SINCE = (6, 6)
 LOG_SIZE = 1 << 16
-TRACEFS = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
+TRACEFS = ("/sys/kernel/debug/tracing", "/sys/kernel/tracing")
+"""Where libbpf looks, in its order: the first that exists."""
 _POINTERS = (
     "bpf_object__open_file", "bpf_object__find_program_by_name", "bpf_object__next_program", "bpf_object__next_map",
     "bpf_object__find_map_by_name", "bpf_program__attach_uprobe_opts", "bpf_program__attach_trace",
@@ -199,8 +201,10 @@ class CoreLoaded:
         """Attach a program where its own section says."""
         what = f"attaching {probe}/{program} to {tracepoint}"
         pointer = self._bpf.bpf_program__attach(self._program(f"{probe}/{program}"))
-        if not pointer and ctypes.get_errno() == errno.ENOENT and not _sees_tracepoints():
-            raise RefusedError(Refusal("tracefs_missing", errno.ENOENT, f"{what}: no tracefs is mounted"))
+        number = ctypes.get_errno()
+        if not pointer and number in {errno.ENOENT, errno.EACCES}:  # its id is read from tracefs
+            reason: StartReason = "tracepoint_missing" if sees_tracepoints() else "tracefs_missing"
+            raise RefusedError(Refusal(reason, number, f"{what}: tracefs: {os.strerror(number)}"))
         return self._link(pointer, what)
 
     def attach_perf(self, probe: str, program: str, event: str) -> Link:
@@ -270,9 +274,10 @@ def _close_all(links: Sequence[Link]) -> None:
         link.close()
 
 
-def _sees_tracepoints() -> bool:
-    """Return whether tracefs is mounted at one of its two places, where libbpf looks tracepoints' ids up."""
-    return any(os.path.exists(f"{path}/events") for path in TRACEFS)  # noqa: PTH110 - see probes.py
+def sees_tracepoints() -> bool:
+    """Return whether tracefs is mounted and open to us where libbpf and bcc look tracepoints' ids up."""
+    found = next((path for path in TRACEFS if os.path.exists(path)), TRACEFS[-1])  # noqa: PTH110 - see probes.py
+    return os.access(f"{found}/events/sched", os.R_OK | os.X_OK)
 
 
 def _error(what: str) -> RefusedError:

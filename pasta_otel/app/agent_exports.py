@@ -16,7 +16,7 @@ from pasta_otel.context import SpanIds
 from pasta_otel.ebpf.hostmetrics import HostFiles
 from pasta_otel.ebpf.loaders.btf import drop_reasons
 from pasta_otel.ebpf.loaders.core import CoreLoader
-from pasta_otel.ebpf.ports import RefusedError
+from pasta_otel.ebpf.ports import Refusal, RefusedError
 from pasta_otel.ebpf.programs import UserProgram
 from pasta_otel.ebpf.spans import HostSpans, host_columns
 from pasta_otel.ebpf.totals import HostTotals, observe_accounts, observe_attachments
@@ -76,7 +76,7 @@ class AgentExports:
         self._provider = self._build_provider()
         self.meter = self._provider.get_meter(semconv.SCOPE)
         self.totals.observe(self.meter)
-        observe_attachments(self.meter, agent.start.report)
+        observe_attachments(self.meter, agent.report)
         if observer is not None:
             observe_accounts(self.meter, observer.counters)
         self._files = HostFiles(options.proc_root, options.cgroup_root, clock, self.meter)
@@ -108,17 +108,31 @@ class AgentExports:
         """Load users' own programs; one that is refused is said and counted, and the agent goes on."""
         for path in self._agent.options.programs:
             try:
-                self._programs.append(UserProgram(path))
-            except (RefusedError, InputError) as error:
-                log.warning("--probe %s: %s", path, error)
-                self._agent.refuse(str(path), error)
+                program = UserProgram(path)
+            except RefusedError as error:
+                self._agent.took(str(path), error.refusal)
+            except InputError as error:
+                self._agent.took(str(path), Refusal("input_invalid", 0, str(error)))
+            else:
+                self._agent.took(str(path), None)
+                self._programs.append(program)
+                program.start()
 
     def poll_programs(self) -> None:
-        """Send what users' own programs submitted."""
-        events = [event for program in self._programs for event in program.poll()]
-        if self._rows is not None:
-            for columns in user_columns(events, self._wall, self._clock.monotonic_ns(), self._ids):
-                self._rows.offer_columns(columns)
+        """Send what users' own programs submitted; what one of them sends cannot stop the agent."""
+        for program in self._programs:
+            try:
+                self._send_events(program)
+            except Exception:
+                log.exception("events of --probe %s", program.name)
+                program.counts["", "failed"] += 1
+
+    def _send_events(self, program: UserProgram) -> None:
+        events = program.poll(self._clock.monotonic_ns)
+        if self._rows is None:
+            return
+        for columns in user_columns(events, self._wall, self._clock.monotonic_ns(), self._ids):
+            self._rows.offer_columns(columns)
 
     def _user_counts(self, _: CallbackOptions) -> Iterator[Observation]:
         for program in self._programs:
@@ -129,6 +143,7 @@ class AgentExports:
         known = [*self._agent.processes.processes.values()]
         yield Observation(len(known), {"state": "seen"})
         yield Observation(sum(process.context is not None for process in known), {"state": "publishing"})
+        yield Observation(sum(process.unreadable for process in known), {"state": "unreadable"})
 
     def poll_files(self) -> None:
         """Read the host's files; what cannot be read is left out."""
@@ -143,21 +158,29 @@ class AgentExports:
         """Send what is left, and stop."""
         self._server.stop()
         for program in self._programs:
+            program.stop()
+        self.poll_programs()
+        for program in self._programs:
             program.close()
         if self._rows is not None:
             self._rows.shutdown()
         self._provider.shutdown()
         self._devices.close()
 
+    def account(self) -> dict[str, Any]:
+        """Return what became of the spans: how many were made by outcome, and of those the sink's account."""
+        counts = self._rows.counts()._asdict() if self._rows is not None else {}
+        return {"made": dict(self.totals.spans), "spans": {**counts}}
+
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Return whether harvests still come, and what is attached."""
-        document = self._agent.start.document()
+        refused = [item.refusal.reason for item in self._agent.report() if item.refusal is not None]
+        loaded = self._agent.observer.loaded.loader if self._agent.observer is not None else "files"
         silent = self._clock.monotonic_ns() - self._agent.last_harvest_ns
         working = self._agent.observer is None or self._agent.last_harvest_ns == 0 or silent < STALE_NS
-        refused = document["refused"]
-        details = {"loader": document["loader"], "refused": len(refused)}
+        details: dict[str, Any] = {"loader": loaded, "refused": len(refused)}
         if refused:
-            details["reasons"] = sorted({item["reason"] for item in refused})
+            details["reasons"] = sorted(set(refused))
         return working, details if working else {**details, "silent_seconds": silent // 1_000_000_000}
 
     # -- parts ---------------------------------------------------------------------------------------------------------

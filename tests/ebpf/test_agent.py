@@ -20,20 +20,39 @@ LAUNCH = {"--budget": "1", "--port": "0", "--interval": "0.2"}
 
 
 class RunningAgent:
-    def __init__(self, *arguments: str, endpoint: str = "", prefix: tuple[str, ...] = (), objects) -> None:
+    def __init__(
+        self, *arguments: str, endpoint: str = "", prefix: tuple[str, ...] = (), objects, stderr=None, environ=()
+    ) -> None:
         environ = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9",
+            **dict(environ),
         }
         if endpoint:
             environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = endpoint
-        command = [*prefix, sys.executable, "-m", "pasta_otel", "agent", "--objects", str(objects), *arguments]
+        # it ends when the tests do, however they end
+        with_us = () if "setpriv" in prefix else ("setpriv", "--pdeathsig", "KILL")
+        command = [
+            *prefix,
+            *with_us,
+            sys.executable,
+            "-m",
+            "pasta_otel",
+            "agent",
+            "--objects",
+            str(objects),
+            *arguments,
+        ]
         if not endpoint:
             command.append("--no-export")
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
-        self.attached = self.next("attached")
-        self.ready = self.next("ready")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environ)
+        try:
+            self.attached = self.next("attached")
+            self.ready = self.next("ready")
+        except BaseException:  # nobody else would end it
+            self.__exit__()
+            raise
         self.url = self.ready["metrics"]
 
     def next(self, event: str) -> dict:
