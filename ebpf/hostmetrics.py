@@ -83,13 +83,17 @@ class HostFiles:
                     yield (service, pid, resource), pressure
 
     def _namespaces(self, pids: Iterable[int]) -> Iterator[tuple[str, Netstat]]:
+        """Yield each network namespace once, by a name that can be read of any process in it."""
+        seen: dict[int, tuple[str, Netstat]] = {}
         for pid in pids:
             try:
                 found = read_netstat(self._proc, pid)
             except InputError:  # a file that contradicts itself is no reading
                 continue
             if found is not None:
-                yield found.namespace, found
+                name = seen[found.inode][0] if found.inode in seen else ""
+                seen[found.inode] = name or found.namespace, found
+        yield from seen.values()
 
     def _observe(self, meter: Meter) -> None:
         for sample, metric in _SAMPLES.items():

@@ -20,11 +20,13 @@ class Netstat:
         namespace: Which one, as the link ``/proc/PID/ns/net`` names it, or empty if that cannot be read.
         listen_overflows: Connections refused because the accept queue was full; None = the kernel does not say.
         listen_drops: All connections dropped at a listening socket; None = the kernel does not say.
+        inode: Of the file, which each network namespace has its own of.
     """
 
     namespace: str
     listen_overflows: int | None
     listen_drops: int | None
+    inode: int = 0
 
 
 def parse_netstat(text: str, *, file: str | None = None) -> Protocols:
@@ -64,7 +66,7 @@ def read_netstat(proc_root: Path, pid: int) -> Netstat | None:
     if text is None:
         return None
     tcp = parse_netstat(text, file=str(path)).get("TcpExt", {})
-    return Netstat(_namespace(proc_root, pid), tcp.get("ListenOverflows"), tcp.get("ListenDrops"))
+    return Netstat(_namespace(proc_root, pid), tcp.get("ListenOverflows"), tcp.get("ListenDrops"), _inode(path))
 
 
 def _namespace(proc_root: Path, pid: int) -> str:
@@ -72,3 +74,10 @@ def _namespace(proc_root: Path, pid: int) -> str:
         return str((proc_root / str(pid) / "ns" / "net").readlink())
     except OSError:
         return ""
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:  # its process has ended since
+        return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pasta_otel.clock import Clock
 from pasta_otel.ebpf.hostfiles.cgroup import CpuStat, find_cgroup, read_cpu_stat
-from pasta_otel.ebpf.hostfiles.schedstat import SchedStat, read_threads, start_time_ticks
+from pasta_otel.ebpf.hostfiles.schedstat import SchedStat, read_stat, read_threads
 from pasta_otel.model import HostSample
 from pasta_otel.semconv import CGROUP_PERIODS, CGROUP_THROTTLED_PERIODS, CGROUP_THROTTLED_TIME, CPU_TIME, RUN_DELAY
 
@@ -23,6 +23,7 @@ class _Process:
     started: int
     threads: dict[int, SchedStat] = field(default_factory=dict)
     ended: SchedStat = _NOTHING
+    cpu_time_ns: int = 0
     quota: CpuStat | None = None
     left: tuple[int, int, int] = (0, 0, 0)  # periods, throttled periods, throttled ns before the present cgroup
 
@@ -90,19 +91,22 @@ class HostSampler:
         return readings
 
     def _process(self, pid: int) -> _Process | None:
-        started = start_time_ticks(self._proc, pid)
-        if started is None:
+        stat = read_stat(self._proc, pid)
+        if stat is None:
             self._known.pop(pid, None)
             return None
         process = self._known.get(pid)
-        if process is None or process.started != started:
-            process = self._known[pid] = _Process(started)
+        if process is None or process.started != stat.start_ticks:
+            process = self._known[pid] = _Process(stat.start_ticks)
+        process.cpu_time_ns = max(process.cpu_time_ns, stat.cpu_time_ns)
         return process
 
     def _read(self, pid: int, process: _Process) -> Iterator[tuple[str, float]]:
         stat = process.take_threads(read_threads(self._proc, pid))
         if stat is not None:
-            yield CPU_TIME, stat.cpu_time_ns / SECOND_NS
+            # threads tell to the nanosecond, and the process's own file knows those that came and went in between
+            process.cpu_time_ns = max(process.cpu_time_ns, stat.cpu_time_ns)
+            yield CPU_TIME, process.cpu_time_ns / SECOND_NS
             yield RUN_DELAY, stat.run_delay_ns / SECOND_NS
         cgroup = find_cgroup(self._proc, self._cgroup, pid, "cpu")
         quota = process.take_quota(read_cpu_stat(cgroup) if cgroup else None)

@@ -6,10 +6,14 @@ their own files 0.95 s each), so a process is the sum over ``/proc/PID/task/*``.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 from pasta_otel.ebpf.hostfiles.files import read_text
+
+SECOND_NS = 1_000_000_000
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class SchedStat(NamedTuple):
@@ -53,14 +57,36 @@ def read_schedstat(proc_root: Path, pid: int) -> SchedStat | None:
     return SchedStat(sum(stat.cpu_time_ns for stat in threads), sum(stat.run_delay_ns for stat in threads))
 
 
-def start_time_ticks(proc_root: Path, pid: int) -> int | None:
-    """Return when the process started, in clock ticks since boot (field 22 of stat), or None.
+class ProcessStat(NamedTuple):
+    """What ``/proc/PID/stat`` says.
 
-    Two processes that had one pid differ in it. The name in field 2 may hold spaces and parentheses, so fields are
-    counted from the last one.
+    Attributes:
+        start_ticks: When the process started, in clock ticks since boot.
+        cpu_time_ns: CPU time of all its threads, those that ended included, in steps of a clock tick.
+    """
+
+    start_ticks: int
+    cpu_time_ns: int
+
+
+def read_stat(proc_root: Path, pid: int) -> ProcessStat | None:
+    """Return fields 14, 15 and 22 of stat, or None.
+
+    The name in field 2 may hold spaces and parentheses, so fields are counted from the last one.
     """
     text = read_text(proc_root / str(pid) / "stat")
     if text is None:
         return None
     fields = text.rpartition(")")[2].split()
-    return int(fields[19]) if len(fields) > 19 and fields[19].isdigit() else None
+    if len(fields) <= 19 or not all(fields[place].isdigit() for place in (11, 12, 19)):
+        return None
+    return ProcessStat(int(fields[19]), (int(fields[11]) + int(fields[12])) * (SECOND_NS // TICKS_PER_S))
+
+
+def start_time_ticks(proc_root: Path, pid: int) -> int | None:
+    """Return when the process started, in clock ticks since boot, or None.
+
+    Two processes that had one pid differ in it.
+    """
+    stat = read_stat(proc_root, pid)
+    return stat.start_ticks if stat is not None else None

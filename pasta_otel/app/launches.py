@@ -15,6 +15,11 @@ from pasta_otel.gpu.governor import Governor, WindowCost
 LAUNCH_PROBE = 1  # its number in the counters
 LAUNCH_NS = 1_500
 """Cost of a launch with entry and return probes and the link: two hits (benchmarks/results/ebpf-agent.json)."""
+SWITCH_NS = 1_000_000
+"""CPU time of attaching and detaching until the first window tells: 0.6 ms, and the harvests around it."""
+MIN_PERIOD_NS = 2_000_000_000
+"""Shortest time between windows: a program that runs for ten seconds has several. Nothing stays behind of a uprobe, so
+that the period never grows, as CUPTI's does."""
 
 
 class LaunchWindows:
@@ -29,7 +34,14 @@ class LaunchWindows:
 
     def __init__(self, observer: HostObserver, budget: float, clock: Clock, meter: Meter) -> None:
         self._observer, self._clock = observer, clock
-        self._governor = Governor(budget, clock.monotonic_ns, launch_ns=LAUNCH_NS)
+        self._governor = Governor(
+            budget,
+            clock.monotonic_ns,
+            launch_ns=LAUNCH_NS,
+            min_period_ns=MIN_PERIOD_NS,
+            switch_ns=SWITCH_NS,
+            double_every=0,
+        )
         self._observe(meter, semconv.PROBE_LAUNCH_DUTY, lambda: self._governor.duty)
         self._observe(meter, semconv.PROBE_LAUNCH_COST, lambda: self._governor.cost)
 

@@ -109,6 +109,8 @@ class Governor:
         random_unit: Uniform in [0, 1), for the jitter.
         window_ns: A fixed window length instead of the one that fits the period.
         min_period_ns: Shortest time from one window to the next.
+        switch_ns: Cost of opening and closing a window until the first one tells.
+        double_every: After how many windows that detached the period doubles; 0 = never.
     """
 
     def __init__(  # noqa: PLR0913 - each is a part of the world or a policy of its own
@@ -122,6 +124,8 @@ class Governor:
         random_unit: Callable[[], float] = random.random,
         window_ns: int | None = None,
         min_period_ns: int = MIN_PERIOD_NS,
+        switch_ns: float = SWITCH_NS,
+        double_every: int = DOUBLE_EVERY,
     ) -> None:
         self.budget, self.calibration = budget, Calibration()
         self._clock, self._launch_ns, self._headroom = clock_ns, launch_ns, headroom
@@ -131,7 +135,7 @@ class Governor:
         self._spent_ns = 0.0
         self._recorded_ns = self._detachments = 0
         self._residual_rate = 0.0  # cost over time since the last window
-        self._switch_ns: float = SWITCH_NS
+        self._switch_ns, self._double_every = switch_ns, double_every
         self._rate = 0.25  # cost of recording over recorded time, until the first window tells
         self._jitter = self._draw()
 
@@ -195,7 +199,8 @@ class Governor:
         return self._spent_ns + self._residual_rate * (self._clock() - self._last_end)
 
     def _period(self) -> int:
-        return self._min_period << min(self._detachments // DOUBLE_EVERY, 16)
+        doublings = self._detachments // self._double_every if self._double_every else 0
+        return self._min_period << min(doublings, 16)
 
     def _share(self) -> float:
         busy = self._utilization()
