@@ -12,9 +12,10 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from pasta_otel.errors import MissingError
+from pasta_otel.errors import InputError, MissingError
 
 START_SECONDS = 10.0
+MOST_PORT = 65_535
 
 
 class OneWriteTransport:
@@ -56,6 +57,18 @@ class OneWriteProtocol(HttpToolsProtocol):
         super().connection_made(OneWriteTransport(transport, self.loop))  # type: ignore[arg-type]  # a proxy of one
 
 
+def check_address(host: str, port: int) -> None:
+    """Check where to listen.
+
+    Raises:
+        InputError: The host is empty: to the system that means every address; or there is no such port.
+    """
+    if not host.strip():
+        raise InputError("expected an address to listen on", field="--host")
+    if not 0 <= port <= MOST_PORT:
+        raise InputError(f"must be from 0 (any free one) to {MOST_PORT}", field="--port")
+
+
 class ApiServer:
     """A running server; loopback unless told otherwise.
 
@@ -67,12 +80,14 @@ class ApiServer:
         keyfile: Its key.
 
     Raises:
+        InputError: No address is named, which the system would take for all of them, or the port is none.
         MissingError: The port is taken (``start``).
     """
 
     def __init__(
         self, app: ASGIApp, *, host: str = "127.0.0.1", port: int = 4320, certfile: str = "", keyfile: str = ""
     ) -> None:
+        check_address(host, port)
         self.host, self.port = host, port
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -128,9 +143,10 @@ class ApiServer:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((self.host, self.port))
             listener.listen(512)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a name that is none cannot be encoded
             listener.close()
+            reason = getattr(error, "strerror", None) or error
             raise MissingError(
-                f"cannot listen on {self.host}:{self.port}: {error.strerror}", how="choose another port or address"
+                f"cannot listen on {self.host}:{self.port}: {reason}", how="choose another port or address"
             ) from error
         return listener

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import threading
 
 LOADER_CHOICES = ("auto", "core", "bcc", "files")
+MOST_PORT = 65_535
 MOST_SECONDS = 86_400
 """Longest interval: a harvest a day."""
 Announce = Callable[[dict[str, Any]], None]
@@ -65,6 +66,7 @@ class AgentOptions(NamedTuple):
         Raises:
             InputError: Something in them would fail late, or never do what it says.
         """
+        self._check_address()
         if not 0 < self.interval_seconds <= MOST_SECONDS:  # not NaN either
             raise InputError(f"must be above 0 and at most {MOST_SECONDS:,} seconds", field="--interval")
         if not 0 <= self.slow_ms <= MOST_SECONDS * 1000:
@@ -81,6 +83,12 @@ class AgentOptions(NamedTuple):
             if not path.is_file():
                 raise InputError("no such file", file=str(path), field="--probe")
         return self
+
+    def _check_address(self) -> None:
+        if not self.host.strip():  # which the system takes for every address
+            raise InputError("expected an address to listen on", field="--host")
+        if not 0 <= self.port <= MOST_PORT:
+            raise InputError(f"must be from 0 (any free one) to {MOST_PORT}", field="--port")
 
     @property
     def loaders(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ refuses. So it decides nothing by itself: a test compares the two.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -118,6 +119,8 @@ def options_of(values: Mapping[str, Any], environ: Mapping[str, str]) -> AgentOp
 
 def plain_options(words: Sequence[str], environ: Mapping[str, str]) -> AgentOptions | None:
     """Return the options that these words plainly say; None where click has something to say or to find out."""
+    if environ.get("PASTA_CONFIG"):
+        return None
     try:
         return options_of(_values(words, environ), environ)
     except (_NotPlainError, ValueError, InputError):
@@ -173,6 +176,7 @@ def run_agent(options: AgentOptions) -> None:
         MissingError: A package is not installed.
         PastaError: The agent cannot serve.
     """
+    _fill_descriptors()
     start = attach(options)
     _say(start.document())
     stop = stop_on_signals()
@@ -191,6 +195,24 @@ def _observe_attached(start: AgentStart, stop: threading.Event) -> None:
     Agent(start).run(stop, _say)
 
 
+def _fill_descriptors() -> None:
+    """Put the null device where a standard descriptor is closed: else the next thing opened would be our output."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for all our life
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
+
+
 def _say(event: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(event) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps(event) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or it would fail again at exit
+        reason = f"cannot write to standard output: {error.strerror}"
+        raise MissingError(reason, how="send it where there is room") from error
