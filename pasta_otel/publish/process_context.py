@@ -105,6 +105,14 @@ class ProcessContext:
         """Take it back: readers find no signature. The mapping stays, since somebody may be reading."""
         HEADER.pack_into(self._memory, 0, bytes(8), 0, 0, 0, 0)
 
+    def abandon(self) -> None:
+        """In a forked child: let go of it without unmapping anything.
+
+        The mapping did not come along, and by now its addresses may be somebody else's, such as the stack of a thread
+        that another fork handler started: an unmap would end the process. So the object is never freed here.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
+
     def _name(self) -> None:
         """Name the mapping; kernels without CONFIG_ANON_VMA_NAME refuse, and show the memfd's name all the same."""
         libc = ctypes.CDLL(None)

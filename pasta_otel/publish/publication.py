@@ -52,10 +52,11 @@ class Publication:
 
     def after_fork(self) -> None:
         """Publish a child's own context: it has neither its parent's mapping nor its threads."""
-        if self._context is None:
+        parents, self._context = self._context, None
+        if parents is None:
             return
+        parents.abandon()
         self.table.forget_threads()
-        self._context = None
         self._announce()
         self._watcher.publish_current()
 
