@@ -13,10 +13,10 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 
 from pasta_otel import semconv
 from pasta_otel.app import build_row_sink, prepare_app_telemetry, setup_app_telemetry
+from pasta_otel.app.at_end import hurry_unheard
 from pasta_otel.app.capture_flag import follow_capture_flag
 from pasta_otel.app.debug import log_when_debugging
 from pasta_otel.app.gpu_capture import GpuInstrumentation, build_gpu_capture
-from pasta_otel.app.instrumented import hurry_unheard
 from pasta_otel.arguments import check_model, check_models, check_offers, check_rate, check_row_limit, check_set_up
 from pasta_otel.config import load_settings
 from pasta_otel.errors import PastaError
@@ -95,9 +95,17 @@ class Instrumentation:
             self.capture.service = str(resource.attributes.get(semconv.SERVICE_NAME, ""))
             _guarded("the trace context is not published", lambda: _publish(resource.attributes))
         if self._own_sink and self.pipeline.sink is None:
-            _guarded("module spans are not exported", lambda: self.pipeline.connect(build_row_sink(provider)))
+            _guarded("module spans are not exported", lambda: self._connect(provider))
         if self.gpu is None:
             _guarded("no GPU capture", lambda: self._start_gpu(provider))
+
+    def _connect(self, provider: Any) -> None:
+        sink = build_row_sink(provider)
+        if sink is None:
+            self.modules.record_nothing()
+            return
+        self.pipeline.connect(sink)
+        self.modules.flush_with(sink.force_flush)
 
     def _start_gpu(self, provider: Any) -> None:
         sink: Any = self.pipeline.sink

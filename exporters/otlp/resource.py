@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -25,7 +26,8 @@ class ProcessIdentity:
     """``service.instance.id`` and ``process.pid`` of the process that asks.
 
     Workers forked from one parent must not share an instance id: a metric series has one writer
-    (opentelemetry-python#4390). Asking compares the pid, so no fork handler and no lock is needed.
+    (opentelemetry-python#4390). Ids are kept by pid, so no fork handler and no lock is needed, and of two threads that
+    ask first in a child both get the same.
 
     Args:
         instance_id: This process's id; a new one if not given.
@@ -34,7 +36,7 @@ class ProcessIdentity:
 
     def __init__(self, instance_id: str | None = None, *, new_id: Callable[[], str] = _new_id) -> None:
         self._new_id = new_id
-        self._known = (os.getpid(), instance_id or new_id())
+        self._ids = {os.getpid(): instance_id or new_id()}
 
     @classmethod
     def following(cls, resource: Callable[[], Attributes]) -> ProcessIdentity:
@@ -49,10 +51,10 @@ class ProcessIdentity:
 
     def attributes(self) -> dict[str, AttributeValue]:
         """Return the two attributes of this very process."""
-        pid, instance_id = self._known
-        if pid != os.getpid():
-            self._known = pid, instance_id = os.getpid(), self._new_id()
-        return {semconv.SERVICE_INSTANCE_ID: instance_id, semconv.PROCESS_PID: pid}
+        pid = os.getpid()
+        if pid not in self._ids:
+            self._ids.setdefault(pid, self._new_id())
+        return {semconv.SERVICE_INSTANCE_ID: self._ids[pid], semconv.PROCESS_PID: pid}
 
 
 def renew_resource(encoded: Any, identity: ProcessIdentity) -> None:
@@ -71,9 +73,29 @@ def default_service_name() -> str:
 
 
 def default_identity() -> ProcessIdentity:
-    """Return an identity with the instance id that the user set in ``OTEL_RESOURCE_ATTRIBUTES``, or a new one."""
+    """Return this process's identity, always the same: traces, metrics and rows of one process say one instance id.
+
+    The id is what the user set in ``OTEL_RESOURCE_ATTRIBUTES``, or a new one.
+    """
     chosen = OTELResourceDetector().detect().attributes.get(semconv.SERVICE_INSTANCE_ID)
-    return ProcessIdentity(str(chosen) if chosen else None)
+    return _identity(str(chosen) if chosen else None)
+
+
+@functools.cache
+def _identity(instance_id: str | None) -> ProcessIdentity:
+    return ProcessIdentity(instance_id)
+
+
+def identity_of(resource: Callable[[], Attributes]) -> ProcessIdentity:
+    """Return the identity of a resource's owner: this process's where it says that id or none, else one that follows.
+
+    Args:
+        resource: Returns the resource attributes of the owner.
+    """
+    ours, said = default_identity(), resource().get(semconv.SERVICE_INSTANCE_ID)
+    if not said or said == ours.attributes()[semconv.SERVICE_INSTANCE_ID]:
+        return ours
+    return ProcessIdentity.following(resource)
 
 
 def build_resource(identity: ProcessIdentity, attributes: Attributes | None = None) -> Resource:

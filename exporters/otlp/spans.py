@@ -11,7 +11,7 @@ from typing import Any
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.metrics import Meter
 from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import Sampler
 from opentelemetry.trace import Link, Status
 
@@ -267,6 +267,8 @@ def build_tracer_provider(  # noqa: PLR0913  keyword-only: everything it touches
     sampler: Sampler | None = None,
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S,
     meter: Meter | None = None,
+    export: bool = True,
+    console: bool = False,
 ) -> TracerProvider:
     """Return a provider for a service that has none; nothing global is set.
 
@@ -279,9 +281,15 @@ def build_tracer_provider(  # noqa: PLR0913  keyword-only: everything it touches
         sampler: Instead of the environment's.
         shutdown_timeout_s: How long the provider's shutdown may take.
         meter: Where ``pasta.sink.spans.*`` is exported for sink ``otlp_spans``.
+        export: Send spans by OTLP.
+        console: Also write spans to stdout, as JSON.
     """
     identity = identity or default_identity()
     provider = TracerProvider(sampler=sampler, resource=build_resource(identity, attributes), shutdown_on_exit=False)
+    if console:
+        provider.add_span_processor(BatchSpanProcessor(ConsoleSpanExporter()))
+    if not export:
+        return provider
     exporter = PastaSpanExporter(config or OtlpConfig.from_env(), identity=identity)
     processor = PastaSpanProcessor(exporter, shutdown_timeout_s=shutdown_timeout_s)
     provider.add_span_processor(processor)

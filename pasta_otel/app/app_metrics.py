@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import metrics
 
+from pasta_otel.app.at_end import at_exit
+from pasta_otel.app.chosen import exporter_environment, exporters
 from pasta_otel.config import load_settings
 from pasta_otel.errors import InputError
+from pasta_otel.model import Attributes
+
+if TYPE_CHECKING:
+    from pasta_otel.exporters.otlp.resource import ProcessIdentity
 
 SHUTDOWN_MS = 2000  # a dead collector must not hold the program up
 log = logging.getLogger(__name__)
 
 
-def setup_app_metrics(*, push: bool, environ: Mapping[str, str] | None = None) -> None:
+def setup_app_metrics(
+    *,
+    push: bool,
+    environ: Mapping[str, str] | None = None,
+    identity: ProcessIdentity | None = None,
+    service: Attributes | None = None,
+) -> None:
     """Set a global MeterProvider where the program has none; what cannot be served or pushed is said in one log line.
 
     Args:
         push: Also send metrics by OTLP, unless ``OTEL_METRICS_EXPORTER`` says otherwise.
         environ: The environment.
+        identity: That of the program's spans; by default this process's own.
+        service: Resource of the program's spans: its ``service.*`` names our metrics too.
     """
     environ = os.environ if environ is None else environ
     address = str(load_settings(environ)["PASTA_METRICS_ADDR"])
-    pushed = push and environ.get("OTEL_METRICS_EXPORTER", "otlp") == "otlp"
+    pushed = push and "otlp" in exporters("metrics", environ)
     if not address and not pushed:
         return
     if not _vacant():
         if address and not _ours():
             log.warning("PASTA_METRICS_ADDR: the program has its own MeterProvider, so /metrics is not served")
         return
-    _set_up(address, environ if pushed else None)
+    attributes = {key: value for key, value in (service or {}).items() if key.startswith("service.")}
+    _set_up(address, environ if pushed else None, identity, attributes)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -57,18 +71,22 @@ def _ours() -> bool:
     return type(metrics.get_meter_provider()).__module__.startswith("pasta_otel.")
 
 
-def _set_up(address: str, environ: Mapping[str, str] | None) -> None:
+def _set_up(
+    address: str, environ: Mapping[str, str] | None, identity: ProcessIdentity | None, attributes: Attributes
+) -> None:
     from pasta_otel.exporters.metrics import build_meter_provider  # noqa: PLC0415 - the SDK, when it is needed
     from pasta_otel.exporters.otlp.config import OtlpConfig  # noqa: PLC0415 - as above
     from pasta_otel.exporters.prometheus import PrometheusReader  # noqa: PLC0415 - as above
 
     reader = PrometheusReader() if address else None
     provider = build_meter_provider(
-        config=None if environ is None else OtlpConfig.from_env(environ, "metrics"),
+        config=None if environ is None else OtlpConfig.from_env(exporter_environment("metrics", environ), "metrics"),
         readers=[reader] if reader else [],
+        identity=identity,
+        attributes=attributes,
     )
     metrics.set_meter_provider(provider)
-    atexit.register(lambda: provider.shutdown(SHUTDOWN_MS))
+    at_exit(lambda: provider.shutdown(SHUTDOWN_MS))
     if reader is not None:
         _serve(reader, address)
 
@@ -83,4 +101,4 @@ def _serve(reader: Any, address: str) -> None:
         log.warning("PASTA_METRICS_ADDR: /metrics is not served on %s: %s", address, error)
         return
     log.info("/metrics on %s:%s", host, server.port)
-    atexit.register(server.close)
+    at_exit(server.close)

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import atexit
-from collections.abc import Callable
+import logging
+import os
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import metrics, trace
 
 from pasta_otel import semconv
 from pasta_otel.app.app_metrics import setup_app_metrics
-from pasta_otel.pipeline import RowSink
+from pasta_otel.app.at_end import at_exit
+from pasta_otel.app.chosen import exporter_environment, exporters
+from pasta_otel.model import Attributes
 
-UNHEARD_SECONDS = 2.0  # how long a program's end waits for a collector that never took anything
+if TYPE_CHECKING:
+    from pasta_otel.exporters.otlp.row_exporter import RowExporter
 
-
-def hurry_unheard() -> None:
-    """Before what is queued is sent for the last time: bound the wait for a collector that was never there."""
-    from pasta_otel.exporters.otlp.sender import limit_unheard  # noqa: PLC0415 - as below
-
-    limit_unheard(UNHEARD_SECONDS)
-
-
-def at_exit(shutdown: Callable[[], object]) -> None:
-    """Shut something down when the program ends; all of it together waits ``UNHEARD_SECONDS`` for who is not there."""
-
-    def end() -> None:
-        hurry_unheard()
-        shutdown()
-
-    atexit.register(end)
+log = logging.getLogger(__name__)
 
 
 def prepare_app_telemetry() -> None:
@@ -40,11 +28,20 @@ def prepare_app_telemetry() -> None:
 
 
 def setup_app_telemetry() -> None:
-    """Set global providers that export by OTLP, for a program without TracerProvider; flushed when it ends."""
+    """Set global providers that export as ``OTEL_*`` say, for a program without TracerProvider; flushed when it ends.
+
+    ``OTEL_TRACES_EXPORTER`` is ``otlp`` where it is not set; with ``none`` spans are made and go nowhere.
+    """
     from pasta_otel.exporters.otlp.spans import build_tracer_provider  # noqa: PLC0415 - 135 ms of imports, when needed
 
+    chosen = exporters("traces", os.environ)
     setup_app_metrics(push=True)
-    provider = build_tracer_provider(meter=metrics.get_meter(semconv.SCOPE))
+    provider = build_tracer_provider(
+        _config() if "otlp" in chosen else None,
+        export="otlp" in chosen,
+        console="console" in chosen,
+        meter=metrics.get_meter(semconv.SCOPE),
+    )
     trace.set_tracer_provider(provider)
     if trace.get_tracer_provider() is not provider:  # another thread was first
         provider.shutdown()
@@ -52,21 +49,34 @@ def setup_app_telemetry() -> None:
     at_exit(provider.shutdown)
 
 
-def build_row_sink(provider: Any) -> RowSink:
+def build_row_sink(provider: Any) -> RowExporter | None:
     """Return where module rows go: OTLP by ``OTEL_EXPORTER_OTLP_*``, with the resource of the provider's spans.
 
     Args:
         provider: The TracerProvider whose traces the rows belong to.
+
+    Returns:
+        The sink; None where ``OTEL_TRACES_EXPORTER`` names no OTLP.
     """
-    from pasta_otel.exporters.otlp.config import OtlpConfig  # noqa: PLC0415 - as above
+    from pasta_otel.exporters.otlp.resource import identity_of  # noqa: PLC0415 - as above
     from pasta_otel.exporters.otlp.row_exporter import RowExporter  # noqa: PLC0415 - as above
 
-    setup_app_metrics(push=False)
-
-    def resource() -> dict[str, Any]:
+    def resource() -> Attributes:
         found = getattr(provider, "resource", None)
         return dict(found.attributes) if found is not None else {}
 
-    exporter = RowExporter(OtlpConfig.from_env(), resource=resource, meter=metrics.get_meter(semconv.SCOPE))
+    identity = identity_of(resource)
+    setup_app_metrics(push=False, identity=identity, service=resource())
+    if "otlp" not in exporters("traces", os.environ):
+        log.info("module and GPU spans are not exported: OTEL_TRACES_EXPORTER names no OTLP")
+        return None
+    meter = metrics.get_meter(semconv.SCOPE)
+    exporter = RowExporter(_config(), resource=resource, identity=identity, meter=meter)
     at_exit(exporter.shutdown)
     return exporter
+
+
+def _config() -> Any:
+    from pasta_otel.exporters.otlp.config import OtlpConfig  # noqa: PLC0415 - as above
+
+    return OtlpConfig.from_env(exporter_environment("traces", os.environ))

@@ -93,6 +93,18 @@ class ModuleSpans:
         self._follower = ProviderFollower(self._watch, on_bound)
         self._follower.start(provider)
 
+    def flush_with(self, flush: Callable[[float], object]) -> None:
+        """Send rows whenever the program flushes or shuts down its provider.
+
+        Args:
+            flush: Sends the rows within so many seconds.
+        """
+        self._watch.flush = flush
+
+    def record_nothing(self) -> None:
+        """Install no hooks: rows would go nowhere."""
+        self._watch.close()
+
     @property
     def bound(self) -> bool:
         """Whether there is a provider."""
@@ -108,5 +120,5 @@ class ModuleSpans:
         if self._follower is not None:
             self._follower.stop()
             self._follower = None
-        self._watch.shutdown()
+        self._watch.close()
         self._switch.close()

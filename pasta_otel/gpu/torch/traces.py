@@ -24,6 +24,9 @@ DEFAULT_ROW_LIMIT = 2000
 """Rows per trace and process: a 48-layer transformer has about 600 modules a forward pass (4 passes fit)."""
 
 
+SHUTDOWN_FLUSH_MS = 5000
+
+
 class ActiveTrace:
     """A selected trace with at least one open local root span.
 
@@ -91,6 +94,7 @@ class TraceWatch:
         self._lost: deque[tuple[int, int]] = deque()
         self._closed = self._failed = False
         self.active: dict[int, ActiveTrace] = {}
+        self.flush: Callable[[float], object] | None = None  # sends the rows, within so many seconds
         if hasattr(os, "register_at_fork"):
             own = weakref.WeakMethod(self._after_fork)
             os.register_at_fork(after_in_child=lambda: (method := own()) and method())
@@ -132,15 +136,20 @@ class TraceWatch:
         """Do nothing (SDK callback)."""
 
     def shutdown(self) -> None:
+        """Stop selecting, forget what is open, and send the rows: the program's provider ends (SDK callback)."""
+        self.close()
+        self.force_flush(SHUTDOWN_FLUSH_MS)
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """Send the rows with the provider's spans (SDK callback); returns False if the time was not enough."""
+        flush = self.flush
+        return flush is None or flush(timeout_millis / 1000) is not False
+
+    def close(self) -> None:
         """Stop selecting, and forget what is open."""
         self._closed = True
         with self._lock:
             self._clear()
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Return True: nothing is buffered here."""
-        del timeout_millis
-        return True
 
     # ------------------------------------------------------------------------------------------------------------------
 
