@@ -234,11 +234,9 @@ def _requests(
     from pasta_otel.gpu.imports.jaeger import read_jaeger  # noqa: PLC0415 - optional extra
     from pasta_otel.gpu.imports.otlp import read_otlp  # noqa: PLC0415
 
-    if kind != "jaeger":
-        yield from read_otlp(path, advance)
-        return
     left_out: list[InputError] = []
-    yield from read_jaeger(path, advance, None if options.strict else left_out)
+    read = read_jaeger if kind == "jaeger" else read_otlp
+    yield from read(path, advance, None if options.strict else left_out)
     if left_out:
         entry = {"file": str(path), "spans": len(left_out), "first": left_out[0].message, "field": left_out[0].field}
         report.setdefault("left_out", []).append(entry)

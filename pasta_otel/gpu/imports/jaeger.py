@@ -70,8 +70,14 @@ def parent_of(span: Mapping[str, Any], trace_id: str) -> str:
     """Return the id of a span's parent within its trace: its first CHILD_OF reference; "" = none."""
     for reference in _list(span.get("references")):
         if reference.get("refType", "CHILD_OF") == "CHILD_OF" and reference.get("traceID", trace_id) == trace_id:
-            return str(reference.get("spanID", ""))
-    return str(span.get("parentSpanID") or "")
+            return _parent(reference.get("spanID"))
+    return _parent(span.get("parentSpanID"))
+
+
+def _parent(text: Any) -> str:
+    """Return a parent's id; Jaeger's clients of old write 0 for none."""
+    found = str(text or "")
+    return found if found.strip("0") else ""
 
 
 class _Converter:
@@ -130,7 +136,7 @@ class _Converter:
     def _links(self, span: Mapping[str, Any], trace_id: str, parent: str, where: str) -> Iterator[dict[str, Any]]:
         for reference in _list(span.get("references")):
             to_trace, to_span = str(reference.get("traceID", trace_id)), str(reference.get("spanID", ""))
-            if (to_trace, to_span) == (trace_id, parent):
+            if (to_trace, to_span) == (trace_id, parent) or not to_span.strip("0"):  # zeros: a reference to nothing
                 continue
             kind = _REF_TYPES.get(str(reference.get("refType")), "child_of")
             yield {
@@ -144,6 +150,8 @@ class _Converter:
             raise self._error("no id", where)
         if not _HEX.fullmatch(text) or len(text) > width:  # an id of another making keeps its identity by its hash
             return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=width // 2).hexdigest()
+        if not text.strip("0"):
+            raise self._error("all zeros are no id", where)
         return text.lower().rjust(width, "0")
 
     def _micros(self, span: Mapping[str, Any], key: str, where: str) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pasta_otel import semconv
 from pasta_otel.gpu.analysis.trace_path import PathSpan, own_times_ns, trace_path
+from pasta_otel.gpu.imports.otlp import END, START, field_of, nanoseconds
 
 MOST_TRACES = 1000
 TOP = 10
@@ -18,43 +19,49 @@ class TraceCollector:
 
     Attributes:
         spans: Spans seen.
-        left_out: Spans of traces beyond the limit: counted, not analysed.
+        without_time: Spans that do not say when they began: counted, not analysed.
+        beyond_limit: Spans of traces beyond the limit: counted, not analysed.
     """
 
     def __init__(self, most_traces: int = MOST_TRACES) -> None:
         self._traces: dict[str, list[PathSpan]] = {}
         self._most = most_traces
-        self.spans = self.left_out = 0
+        self.spans = self.without_time = self.beyond_limit = 0
 
     def add(self, request: bytes) -> None:
-        """Add the spans of a request; those without usable ids or times are left to the receiver to refuse."""
-        for resource_spans in json.loads(request).get("resourceSpans", ()):
+        """Add the spans of a request of ``read_otlp`` or ``read_jaeger``, which leave out what is no span."""
+        for resource_spans in json.loads(request)["resourceSpans"]:
             service = _service(resource_spans.get("resource"))
-            for scope_spans in resource_spans.get("scopeSpans", ()):
-                for span in scope_spans.get("spans", ()):
+            for scope_spans in resource_spans["scopeSpans"]:
+                for span in scope_spans["spans"]:
                     self._add(span, service)
 
-    def _add(self, span: Any, service: str) -> None:
+    def _add(self, span: dict[str, Any], service: str) -> None:
         self.spans += 1
-        try:
-            trace = str(span["traceId"]).lower()
-            start, end = int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"])
-            path_span = PathSpan(
-                int(span["spanId"], 16), int(span.get("parentSpanId") or "0", 16), start, max(start, end),
-                f"{service}: {span.get('name', '')}",
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError):
+        start = nanoseconds(field_of(span, *START))
+        if start is None:
+            self.without_time += 1
             return
+        trace = str(field_of(span, "traceId", "trace_id")).lower()
         if trace not in self._traces and len(self._traces) >= self._most:
-            self.left_out += 1
+            self.beyond_limit += 1
             return
-        self._traces.setdefault(trace, []).append(path_span)
+        span_id, parent = field_of(span, "spanId", "span_id"), field_of(span, "parentSpanId", "parent_span_id")
+        end = nanoseconds(field_of(span, *END)) or 0
+        label = f"{service}: {span.get('name', '')}"
+        found = PathSpan(int(span_id, 16), int(parent or "0", 16), start, max(start, end), label)
+        self._traces.setdefault(trace, []).append(found)
 
     def document(self) -> dict[str, Any]:
         """Return what the traces say, longest first."""
         traces = [_trace(trace_id, spans) for trace_id, spans in self._traces.items()]
         traces.sort(key=lambda entry: -entry["duration_ns"])
-        return {"spans": self.spans, "traces": traces, "spans_left_out": self.left_out}
+        return {
+            "spans": self.spans,
+            "spans_without_time": self.without_time,
+            "spans_beyond_limit": self.beyond_limit,
+            "traces": traces,
+        }
 
 
 def _trace(trace_id: str, spans: Iterable[PathSpan]) -> dict[str, Any]:
@@ -70,7 +77,9 @@ def _trace(trace_id: str, spans: Iterable[PathSpan]) -> dict[str, Any]:
 
 
 def _service(resource: Any) -> str:
-    for attribute in (resource or {}).get("attributes", ()):
-        if attribute.get("key") == semconv.SERVICE_NAME:
-            return str(attribute.get("value", {}).get("stringValue", ""))
+    attributes = resource.get("attributes") if isinstance(resource, dict) else None
+    for attribute in attributes if isinstance(attributes, list) else ():
+        if isinstance(attribute, dict) and attribute.get("key") == semconv.SERVICE_NAME:
+            value = attribute.get("value")
+            return str(field_of(value, "stringValue", "string_value") or "") if isinstance(value, dict) else ""
     return ""
