@@ -195,3 +195,37 @@ def test_marks_of_regions_that_ended_unseen_are_closed(tagged):
 def test_without_torch_profiler_the_error_says_so(tagged):
     with pytest.raises(StateError, match=r"torch\.profiler"):
         OpWindow(tagged, Keeping(), str, modules={}).run(0)
+
+
+class OldEvent:
+    """An event as torch 2.11 has it: nothing says whether it is a Python frame."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def name(self):
+        return self._name
+
+    def start_ns(self):
+        return 1
+
+    def end_ns(self):
+        return 2
+
+    def device_type(self):
+        return "DeviceType.CPU"
+
+    def start_thread_id(self):
+        return 3
+
+    def correlation_id(self):
+        return 4
+
+    def stack(self):
+        return ["model.py(7): forward"]
+
+
+def test_events_of_an_older_torch_are_read_and_its_python_frames_left_out():
+    names = ["aten::add", "a::b.py(3): forward", "model.py(7): Scope::call", "cudaLaunchKernel"]
+    (record,) = records_of([OldEvent(name) for name in names])
+    assert (record.name, record.correlation, record.stack) == ("aten::add", 4, (Frame("model.py", 7, "forward"),))

@@ -300,10 +300,16 @@ def _read(event: Any) -> OpRecord | None:
         if _is_annotation(event):  # the time on the GPU of a record_function, ours too: its GPU kernels come themselves
             return None
         return OpRecord(name, *times, 0, event.linked_correlation_id(), event.device_index())
-    if name.startswith(MARK) or (not event.is_python_function() and "::" in name):
+    if name.startswith(MARK) or ("::" in name and not _is_python(event, name)):
         stack = tuple(filter(None, map(parse_frame, event.stack())))
         return OpRecord(name, *times, event.start_thread_id(), event.correlation_id(), None, stack)
     return None
+
+
+def _is_python(event: Any, name: str) -> bool:
+    """Tell whether an event is a Python frame (``with_stack``), which may have ``::`` in its file or function too."""
+    asked = getattr(event, "is_python_function", None)  # not in torch 2.11
+    return parse_frame(name) is not None if asked is None else bool(asked())
 
 
 def _is_annotation(event: Any) -> bool:
