@@ -7,6 +7,7 @@ Source of the limit: opentelemetry-specification, metrics/sdk.md, "Cardinality l
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Protocol, cast
@@ -28,6 +29,8 @@ from pasta_otel.exporters.otlp.config import OtlpConfig
 from pasta_otel.exporters.otlp.resource import ProcessIdentity, build_resource, default_identity, renew_resource
 from pasta_otel.exporters.otlp.sender import Sender
 from pasta_otel.model import Attributes
+
+_logger = logging.getLogger(__name__)
 
 # the SDK's default bounds fit milliseconds; these are http.server.request.duration's and two steps at the low end
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -113,6 +116,7 @@ class GuardedMeter(metrics.Meter):
         super().__init__(inner.name, inner.version, inner.schema_url)
         self._inner, self._limit = inner, limit
         self._made: dict[tuple[str, str, str, str], Any] = {}
+        self._observed: dict[tuple[str, str, str, str], tuple[Any, _Callbacks]] = {}
         self._lock = threading.Lock()
 
     def create_counter(self, name: str, unit: str = "", description: str = "") -> metrics.Counter:
@@ -149,22 +153,43 @@ class GuardedMeter(metrics.Meter):
         self, name: str, callbacks: Sequence[_Callback] | None = None, unit: str = "", description: str = ""
     ) -> metrics.ObservableCounter:
         """Return an observable counter whose surplus observations are summed."""
-        guarded = self._guard_callbacks(callbacks, additive=True)
-        return self._inner.create_observable_counter(name, guarded, unit, description)
+        create = self._inner.create_observable_counter
+        return cast("metrics.ObservableCounter", self._observe(create, name, callbacks, unit, description))
 
     def create_observable_up_down_counter(
         self, name: str, callbacks: Sequence[_Callback] | None = None, unit: str = "", description: str = ""
     ) -> metrics.ObservableUpDownCounter:
         """Return an observable up-down counter whose surplus observations are summed."""
-        guarded = self._guard_callbacks(callbacks, additive=True)
-        return self._inner.create_observable_up_down_counter(name, guarded, unit, description)
+        create = self._inner.create_observable_up_down_counter
+        return cast("metrics.ObservableUpDownCounter", self._observe(create, name, callbacks, unit, description))
 
     def create_observable_gauge(
         self, name: str, callbacks: Sequence[_Callback] | None = None, unit: str = "", description: str = ""
     ) -> metrics.ObservableGauge:
         """Return an observable gauge; of surplus observations the last one counts."""
-        guarded = self._guard_callbacks(callbacks, additive=False)
-        return self._inner.create_observable_gauge(name, guarded, unit, description)
+        create = self._inner.create_observable_gauge
+        made = self._observe(create, name, callbacks, unit, description, additive=False)
+        return cast("metrics.ObservableGauge", made)
+
+    def _observe(  # noqa: PLR0913, PLR0917 - an instrument's own parts
+        self,
+        create: Callable[..., Any],
+        name: str,
+        callbacks: Sequence[_Callback] | None,
+        unit: str,
+        description: str,
+        additive: bool = True,
+    ) -> Any:
+        """Make an instrument once: the SDK forgets the callbacks of a second one of the same name."""
+        key = (create.__name__, name.lower(), unit, description)
+        with self._lock:
+            if key not in self._observed:
+                every = _Callbacks(self._limit, additive=additive)
+                self._observed[key] = create(name, [every], unit, description), every
+            made, every = self._observed[key]
+        for callback in callbacks or ():
+            every.add(callback)
+        return made
 
     def _wrap(self, kind: Any, create: Callable[[str, str, str], Any], name: str, unit: str, description: str) -> Any:
         """Make an instrument once: two guards on one instrument would admit twice the limit."""
@@ -174,29 +199,48 @@ class GuardedMeter(metrics.Meter):
                 self._made[key] = kind(create(name, unit, description), self._limit)
             return self._made[key]
 
-    def _guard_callbacks(self, callbacks: Sequence[_Callback] | None, *, additive: bool) -> list[Any]:
-        guard = CardinalityGuard(self._limit)
-        return [_guarded_callback(callback, guard, additive=additive) for callback in callbacks or ()]
 
+class _Callbacks:
+    """All that observes one instrument: one limit for all, and one that fails costs only itself.
 
-def _guarded_callback(
-    callback: _Callback, guard: CardinalityGuard, *, additive: bool
-) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    if not callable(callback):
-        next(callback)  # a generator waits for its first options
-    source = callback if callable(callback) else callback.send
+    Args:
+        limit: Most attribute sets, the overflow set included.
+        additive: Values of one attribute set are summed, as those of the surplus are; else the last one counts.
+    """
 
-    def observe(options: CallbackOptions) -> Iterable[Observation]:
-        surplus: float | None = None
-        for item in source(options):
-            if guard.admit(item.attributes) is OVERFLOW:
-                surplus = item.value + (surplus or 0) if additive else item.value
+    def __init__(self, limit: int, *, additive: bool) -> None:
+        self._admit, self._additive = CardinalityGuard(limit).admit, additive
+        self._sources: list[Callable[[CallbackOptions], Iterable[Observation]]] = []
+
+    def add(self, callback: _Callback) -> None:
+        """Ask one more at every collection."""
+        if callable(callback):
+            self._sources.append(callback)
+        else:
+            next(callback)  # a generator waits for its first options
+            self._sources.append(callback.send)
+
+    def __call__(self, options: CallbackOptions) -> Iterable[Observation]:
+        """Return one observation an attribute set."""
+        found: dict[Any, Observation] = {}
+        for source in list(self._sources):
+            try:
+                self._collect(source(options), found)
+            except Exception:
+                _logger.exception("a callback of an instrument failed")
+        return found.values()
+
+    def _collect(self, observations: Iterable[Observation], found: dict[Any, Observation]) -> None:
+        for item in observations:
+            attributes = self._admit(item.attributes)
+            key = _key(attributes or {})
+            before = found.get(key)
+            if self._additive and before is not None:
+                found[key] = Observation(before.value + item.value, before.attributes, before.context)
+            elif attributes is OVERFLOW:
+                found[key] = Observation(item.value, dict(OVERFLOW))
             else:
-                yield item
-        if surplus is not None:
-            yield Observation(surplus, dict(OVERFLOW))
-
-    return observe
+                found[key] = item
 
 
 class GuardedMeterProvider(metrics.MeterProvider):

@@ -11,6 +11,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from pasta_otel.exporters.metrics import CARDINALITY_LIMIT, build_meter_provider
 from pasta_otel.exporters.otlp.config import OtlpConfig
+from pasta_otel.exporters.otlp.counts import SinkCounts, observe
 from pasta_otel.exporters.otlp.sender import Sender
 from pasta_otel.exporters.otlp.transport import Reply
 
@@ -146,3 +147,49 @@ def test_metrics_leave_by_otlp_with_this_processs_identity(monkeypatch):
     assert sorted(keys) == sorted(set(keys))
     assert {"service.instance.id", "process.pid", "host.name"} <= set(keys)
     assert request.resource_metrics[0].scope_metrics[0].metrics[0].sum.data_points[0].as_int == 7
+
+
+def observed(reader) -> dict[str, float]:
+    return {point.attributes["from"]: point.value for point in points(reader)}
+
+
+@pytest.mark.parametrize("kind", ["counter", "up_down_counter", "gauge"])
+def test_every_callback_of_an_instrument_that_is_made_twice_is_asked(reader, provider, kind):
+    for owner in ("first", "second"):
+        create = getattr(provider.get_meter("m"), f"create_observable_{kind}")
+        create("i", [lambda _, owner=owner: [Observation(2, {"from": owner}), Observation(3, {"from": "both"})]])
+    assert observed(reader) == {"first": 2, "second": 2, "both": 3 if kind == "gauge" else 6}
+    assert observed(reader) == {"first": 2, "second": 2, "both": 3 if kind == "gauge" else 6}
+
+
+def test_callbacks_of_one_instrument_share_one_limit(reader):
+    meter = build_meter_provider(readers=[reader], limit=4).get_meter("m")
+    for owner in range(2):
+        callback = lambda _, owner=owner: [Observation(1, {"n": 3 * owner + n}) for n in range(3)]  # noqa: E731
+        meter.create_observable_counter("i", [callback])
+    assert len(points(reader)) == 4
+    assert sum(point.value for point in points(reader)) == 6
+
+
+def test_a_callback_that_fails_costs_only_itself(reader, provider, caplog):
+    def fails(_):
+        yield Observation(1, {"from": "before"})
+        raise ValueError("no")
+
+    meter = provider.get_meter("m")
+    meter.create_observable_gauge("i", [fails])
+    meter.create_observable_gauge("i", [lambda _: [Observation(2, {"from": "other"})]])
+    assert observed(reader) == {"before": 1, "other": 2}
+    assert "a callback of an instrument failed" in caplog.text
+
+
+def test_the_accounts_of_all_sinks_of_a_process_are_exported(reader, provider):
+    for sink in ("otlp_spans", "otlp_rows"):
+        counts = SinkCounts(10, 7, {"queue_full": 2}, 1)
+        observe(provider.get_meter("m"), sink, lambda counts=counts: counts)
+    found = {(point.attributes["sink"], point.attributes.get("reason"), point.value) for point in points(reader)}
+    assert found == {
+        (sink, reason, value)
+        for sink in ("otlp_spans", "otlp_rows")
+        for reason, value in ((None, 7), ("queue_full", 2), (None, 1))
+    }
