@@ -17,7 +17,7 @@ from opentelemetry.trace import Tracer
 from pasta_otel import semconv
 from pasta_otel.clock import Clock, SystemClock
 from pasta_otel.errors import InputError
-from pasta_otel.slo.breaker import BreakerConfig, BreakerTelemetry, CircuitBreaker
+from pasta_otel.slo.breaker import BreakerConfig, BreakerState, BreakerTelemetry, CircuitBreaker
 from pasta_otel.slo.flags import FlagAnswer, FlagClient, FlagTransport
 from pasta_otel.slo.handlers import HandlerDispatcher
 
@@ -62,6 +62,7 @@ class Runtime:
         self._telemetry = BreakerTelemetry(tracer, meter)
         self._breakers: dict[str, CircuitBreaker] = {}
         self._opened_by: dict[str, str] = {}  # breaker name -> `since` of the flag that last opened it
+        self._closed_by_pin: set[str] = set()  # breakers that the pin of this moment has closed
         self._lock = threading.Lock()
         self.flags = FlagClient(
             transport,
@@ -90,7 +91,7 @@ class Runtime:
         """Take over the breakers and handlers of a runtime that was stopped: the program holds on to them."""
         with self._lock:
             self._breakers = {**before._breakers, **self._breakers}
-            self._opened_by = dict(before._opened_by)
+            self._opened_by, self._closed_by_pin = dict(before._opened_by), set(before._closed_by_pin)
         for breaker in self._breakers.values():
             breaker.report_to(self._telemetry)
         self.handlers.adopt(before.handlers)
@@ -136,17 +137,20 @@ class Runtime:
         self.handlers.wake()
 
     def _drive(self, name: str, breaker: CircuitBreaker) -> None:
-        """Open the breaker once per degradation; close it when a person pinned the flag off, else let probes decide."""
+        """Open the breaker once per degradation; close it once per pin to off, else let probes decide."""
         flag = self.flags.flag(semconv.FLAG_DEGRADE_PREFIX + name)
         if flag is None:
             return
-        opened_by = self._opened_by.get(name)
-        if flag.value is True and opened_by != flag.since:
+        if flag.value is True and self._opened_by.get(name) != flag.since:
             self._opened_by[name] = flag.since
             breaker.open(f"{semconv.FLAG_DEGRADE_PREFIX}{name} is on", half_open_policy="any_failure")
-        elif flag.value is False and opened_by is not None:
-            del self._opened_by[name]
-            if flag.pinned:
+        elif flag.value is False:
+            self._opened_by.pop(name, None)
+        if not (flag.value is False and flag.pinned):
+            self._closed_by_pin.discard(name)
+        elif name not in self._closed_by_pin:
+            self._closed_by_pin.add(name)
+            if breaker.state in {BreakerState.OPEN, BreakerState.HALF_OPEN}:  # else closed, or a person's by its call
                 breaker.close(f"{semconv.FLAG_DEGRADE_PREFIX}{name} is pinned to off")
 
 

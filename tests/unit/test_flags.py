@@ -164,6 +164,75 @@ def test_a_cleared_flag_leaves_an_open_breaker_to_its_probes_but_a_persons_pin_c
     assert breaker.state is BreakerState.CLOSED
 
 
+def drive(runtime, controller, flag):
+    controller.tell(degrade__recommendations=flag)
+    runtime.flags.poll()
+
+
+ON, OFF = RemoteFlag(True, since="pin", pinned=True), RemoteFlag(False, since="pin", pinned=True)
+DEGRADED, UNSET = RemoteFlag(True, since="a"), RemoteFlag(False)
+
+
+def fail(breaker):
+    while breaker.state is BreakerState.CLOSED:
+        with pytest.raises(ZeroDivisionError), breaker.guard():
+            1 / 0  # noqa: B018 - the failure of a call
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param([ON, UNSET], id="a pin that was given back"),
+        pytest.param([DEGRADED, UNSET], id="a degradation that has ended"),
+        pytest.param([DEGRADED], id="a degradation"),
+        pytest.param([ON], id="a pin"),
+        pytest.param([OFF, UNSET, ON, UNSET], id="a pin after another pin to off"),
+        pytest.param([], id="its own rates"),
+    ],
+)
+def test_a_pin_to_off_closes_whatever_opened_the_breaker(runtime, controller, before):
+    breaker = runtime.breaker("recommendations", {})
+    for flag in before:
+        drive(runtime, controller, flag)
+    if not before:
+        fail(breaker)
+    assert breaker.state is BreakerState.OPEN
+    drive(runtime, controller, OFF)
+    assert breaker.state is BreakerState.CLOSED
+
+
+def test_a_pin_to_off_closes_a_half_open_breaker_too(runtime, controller, clock):
+    breaker = runtime.breaker("recommendations", {"open_seconds": 5})
+    drive(runtime, controller, DEGRADED)
+    drive(runtime, controller, UNSET)
+    clock.seconds = 6
+    breaker.call(lambda: None)
+    assert breaker.state is BreakerState.HALF_OPEN
+    drive(runtime, controller, OFF)
+    assert breaker.state is BreakerState.CLOSED
+
+
+def test_a_pin_to_off_closes_once_and_the_rates_may_open_it_again(runtime, controller):
+    breaker = runtime.breaker("recommendations", {})
+    drive(runtime, controller, OFF)
+    fail(breaker)
+    drive(runtime, controller, OFF)
+    assert breaker.state is BreakerState.OPEN
+    drive(runtime, controller, UNSET)
+    drive(runtime, controller, OFF)
+    assert breaker.state is BreakerState.CLOSED
+
+
+@pytest.mark.parametrize("mode", ["disable", "force_open", "metrics_only"])
+def test_no_flag_undoes_what_a_person_set_on_the_breaker_itself(runtime, controller, mode):
+    breaker = runtime.breaker("recommendations", {})
+    getattr(breaker, mode)()
+    before = breaker.state
+    for flag in (DEGRADED, UNSET, ON, OFF):
+        drive(runtime, controller, flag)
+        assert breaker.state is before
+
+
 def test_a_breaker_made_while_the_flag_is_on_starts_open(runtime, controller):
     controller.tell(degrade__recommendations=RemoteFlag(True, since="a"))
     runtime.flags.poll()
