@@ -30,7 +30,7 @@ from pasta_otel.gpu.memory.sanitizer import (
 )
 from pasta_otel.gpu.memory.selection import Selection
 from pasta_otel.gpu.memory.slots import COUNTER_BYTES, HEADER, SLOT_BYTES, WAYS, WORDS, fold
-from pasta_otel.gpu.memory.tool import GRAPH, Tool
+from pasta_otel.gpu.memory.tool import Tool
 
 CONTEXT = 0x100
 SLAB_BYTES = MOST_SLOTS * 4096
@@ -64,7 +64,7 @@ class FakeDevice:
     def __init__(self):
         self.memory, self.next = {}, 1 << 20
         self.queues = defaultdict(list)
-        self.given = threading.local()
+        self.given, self.of_function = threading.local(), {}
         self.order = threading.RLock()  # a stream takes one piece of work after the other, whoever brings it
         self.refuses_slots = False
         self.limit = None
@@ -80,6 +80,9 @@ class FakeDevice:
         if self.refuses_slots:
             raise StateError("sanitizerSetLaunchCallbackData: invalid parameter")
         self.given.slot = slot
+
+    def give_function_slot(self, function, slot):
+        self.of_function[function] = slot
 
     def allocate(self, context, size):
         del context
@@ -158,19 +161,22 @@ class Program:
         return [value for _, value in self.collector.launches]
 
     def graph(self, values, stream=1, *, upload=False, between=lambda: None, names=("node",)):
-        """Launch a graph: its nodes are told of before any of them is in the stream, and count into the last slot given."""
-        self.device.given.slot = None
+        """Launch a graph: its nodes are told of before any of them is in the stream, and count into their function's slot."""
+        sums = {}
         self.tell(Domain.GRAPHS, Graphs.LAUNCH_BEGIN, StreamData(CONTEXT, 0, stream))
-        for at in range(len(values)):
-            node = NodeData(type=0)
-            node.launch.context, node.launch.stream_handle = CONTEXT, stream
-            node.launch.name = names[at % len(names)].encode()
-            node.launch.grid[:], node.launch.block[:] = (sum(values), 1, 1), (32, 1, 1)
+        for at, value in enumerate(values):
+            node, function = NodeData(type=0), 1 + at % len(names)
+            node.launch.context, node.launch.stream_handle, node.launch.function = CONTEXT, stream, function
+            node.launch.name = names[function - 1].encode()
+            node.launch.grid[:], node.launch.block[:] = (sum(values[function - 1 :: len(names)]), 1, 1), (32, 1, 1)
             self.tell(Domain.GRAPHS, Graphs.NODE_LAUNCH_BEGIN, node)
+            sums[function] = sums.get(function, 0) + value
             between()
-        if self.device.given.slot is not None and not upload:
-            self.device.count(self.device.given.slot, sum(values), stream)
+        for function, value in sums.items():
+            if self.device.of_function.get(function) and not upload:
+                self.device.count(self.device.of_function[function], value, stream)
         self.tell(Domain.GRAPHS, Graphs.LAUNCH_END, StreamData(CONTEXT, 0, stream))
+        assert not any(self.device.of_function.values())
 
 
 def test_ways_are_summed_and_what_is_raised_is_the_greatest():
@@ -331,27 +337,27 @@ def test_the_slot_of_a_graph_is_not_read_before_the_graph_is_in_its_stream():
     assert program.values == [sum(range(1, 200))]
 
 
-def test_a_graph_is_one_record_that_names_its_gpu_kernels():
+def test_the_nodes_of_one_gpu_kernel_in_a_graph_share_a_record():
     program = Program()
     program.graph([1, 2, 3, 4, 5], names=("neg", "add"))
     program.launch(7)
     program.graph([5])
     program.collector.finish()
-    graph, plain, single = (launch for launch, _ in program.collector.launches)
-    assert (graph.name, graph.nodes, graph.kernels) == (GRAPH, 5, (("add", 2), ("neg", 3)))
-    assert (plain.name, plain.nodes, plain.kernels) == ("k", 0, ())
-    assert (single.nodes, single.kernels) == (1, (("node", 1),))
-    assert program.values == [15, 7, 5]
+    assert [(launch.name, launch.nodes, value) for launch, value in program.collector.launches] == [
+        ("neg", 3, 9),
+        ("add", 2, 6),
+        ("k", 0, 7),
+        ("node", 1, 5),
+    ]
+    assert program.exact
     assert program.collector.seen == 7
 
 
-def test_a_graph_with_one_chosen_gpu_kernel_is_analysed_as_a_whole():
+def test_the_nodes_of_other_gpu_kernels_than_the_chosen_are_left_alone():
     program = Program(Selection(names=("add",)))
-    program.graph([1, 2, 3], names=("neg", "add", "mul"))
-    program.graph([9], names=("mul",))
+    program.graph([1, 2, 3, 4], names=("neg", "add"))
     program.collector.finish()
-    ((graph, value),) = program.collector.launches
-    assert (graph.kernels, value) == ((("add", 1), ("mul", 1), ("neg", 1)), 6)
+    assert [(launch.name, launch.nodes, value) for launch, value in program.collector.launches] == [("add", 2, 6)]
     assert program.collector.skipped == {"name": 2}
 
 

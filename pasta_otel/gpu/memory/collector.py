@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from pasta_otel.errors import PastaError
@@ -32,7 +33,7 @@ from pasta_otel.gpu.memory.sanitizer import (
     Synchronize,
 )
 from pasta_otel.gpu.memory.selection import Chooser, Selection
-from pasta_otel.gpu.memory.slabs import Context, Device, GraphLaunch, Region, Slab, StreamRegions
+from pasta_otel.gpu.memory.slabs import Context, Device, Region, Slab, StreamRegions
 from pasta_otel.gpu.memory.tool import LaunchInfo, Record, Tool
 
 MOST_SLOTS = 64
@@ -120,7 +121,7 @@ class Collector:
         self._lock = OwnedLock()
         self._patching = threading.Lock()  # the API wants patching serialised; no launch waits for this one
         self._open: dict[int, list[Slab]] = {}
-        self._in_graph: dict[int, GraphLaunch] = {}
+        self._in_graph: dict[int, dict[int, tuple[Slab, int]]] = {}
         self._problems: set[str] = set()
         self.active = True
         self.launches: list[tuple[LaunchInfo, Any]] = []
@@ -181,32 +182,37 @@ class Collector:
             self._allocations.segment_freed(data.address)
 
     def _graph(self, event: int, data: int) -> None:
-        """Give one slot to all GPU kernels of a CUDA graph's launch; none is in its stream before all are.
+        """Give slots to the GPU kernels of a CUDA graph's launch; none is in its stream before all are.
 
-        The Sanitizer keeps one slot a launch of a graph: the last given holds what all nodes do (13.0 on an H200).
+        A slot given to a node's launch is that of the whole launch of the graph (Sanitizer 13.0 on an H200); one given to
+        a function is that of its nodes alone. So the nodes of one GPU kernel share a slot.
         """
         thread = threading.get_ident()
         if event == Graphs.NODE_LAUNCH_BEGIN:
             node = NodeData.from_address(data)
             if node.type == KERNEL_NODE:
-                self._node(node.launch, self._in_graph.setdefault(thread, GraphLaunch()))
+                self._node(node.launch, self._in_graph.setdefault(thread, {}))
         elif event == Graphs.LAUNCH_BEGIN:
-            self._in_graph[thread] = GraphLaunch()
+            self._in_graph[thread] = {}
         elif event == Graphs.LAUNCH_END:
-            graph = self._in_graph.pop(thread, GraphLaunch())
+            for function in self._in_graph.pop(thread, ()):
+                self._device.give_function_slot(function, 0)  # else launches that are not chosen would count too
             with self._lock:
-                graph.describe()
                 self._release()
 
-    def _node(self, data: LaunchData, graph: GraphLaunch) -> None:
-        graph.kernels[_name(data)] += 1
-        if graph.held is None:
-            graph.held = self._begin(data)
+    def _node(self, data: LaunchData, given: dict[int, tuple[Slab, int]]) -> None:
+        held = given.get(data.function)
+        if held is None:
+            held = self._begin(data, graph=True)
+            if held is not None:
+                given[data.function] = held
             return
-        slab, index = graph.held
+        slab, index = held
         with self._lock:
             self.seen += 1
-        self._device.give_slot(data, slab.address + index * self._tool.slot_bytes)
+            launch = slab.pending[index]
+            if launch is not None:
+                slab.pending[index] = replace(launch, nodes=launch.nodes + 1)
 
     def _patch_module(self, data: ModuleData) -> None:
         with self._patching:
@@ -236,7 +242,7 @@ class Collector:
             self._report(f"this GPU cannot be analysed: {error}")
         return context
 
-    def _begin(self, data: LaunchData) -> tuple[Slab, int] | None:
+    def _begin(self, data: LaunchData, *, graph: bool = False) -> tuple[Slab, int] | None:
         context, name = self._contexts.get(data.context), _name(data)
         with self._lock:
             self.seen += 1
@@ -254,9 +260,10 @@ class Collector:
         with self._lock:
             number = context.streams.setdefault(data.stream_handle, len(context.streams))
             regions = context.regions.setdefault(data.stream_handle, {})
-            slab.pending[index] = LaunchInfo(name, tuple(data.grid), tuple(data.block), number, launcher, number=count)
+            shape = (tuple(data.grid), tuple(data.block))
+            slab.pending[index] = LaunchInfo(name, *shape, number, launcher, int(graph), count)
         try:
-            self._fill(data, slab, slab.address + index * self._tool.slot_bytes, regions)
+            self._fill(data, slab, slab.address + index * self._tool.slot_bytes, regions, graph=graph)
         except PastaError as error:
             slab.pending[index] = None
             self._lose("slot", count)
@@ -264,13 +271,18 @@ class Collector:
             return None
         return held
 
-    def _fill(self, data: LaunchData, slab: Slab, slot: int, regions: dict[str, Region]) -> None:
+    def _fill(
+        self, data: LaunchData, slab: Slab, slot: int, regions: dict[str, Region], *, graph: bool = False
+    ) -> None:
         """Write the slot's header and give the slot to the launch."""
         memory = StreamRegions(self._device, data.context, data.stream_handle, regions, slab)
         header = self._tool.header(memory)
         if header:
             memory.write(slot, header)
-        self._device.give_slot(data, slot)
+        if graph:
+            self._device.give_function_slot(data.function, slot)
+        else:
+            self._device.give_slot(data, slot)
 
     def _refusal(self, context: Context | None, number: int, name: str) -> str:
         reason = self._blocks.refusal(number, name) if self.active else "inactive"

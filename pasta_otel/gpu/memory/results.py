@@ -8,13 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pasta_otel.gpu.classes import short_name
 from pasta_otel.gpu.memory.callers import Caller
 from pasta_otel.gpu.memory.model import Launch, Tensor
 
 TOOL = "memory"
-MOST_NAMES = 4
-"""GPU kernels that a graph's name names."""
 _UNSET = 1 << 63
 """A begin from here on was never written: the device keeps its complement."""
 
@@ -79,7 +76,7 @@ class ProcessResult:
 
 
 def executions(launch: Launch) -> int:
-    """Return how often a GPU kernel ran within one result: a CUDA graph's have one together."""
+    """Return how often a GPU kernel ran within one result: a CUDA graph's nodes of it have one together."""
     return max(1, launch.nodes)
 
 
@@ -138,7 +135,7 @@ def _launch(one: Mapping[str, Any], clock: DeviceClock | None, seen: dict[tuple[
         for table in (tuple(result["words"]), _pairs(result.get("tensors")), _pairs(result.get("ranges")))
     )
     return Launch(
-        graph_name(one["kernels"]) if one.get("kernels") else one["name"],
+        one["name"],
         tuple(one["grid"]),
         tuple(one["block"]),
         one["stream"],
@@ -151,14 +148,6 @@ def _launch(one: Mapping[str, Any], clock: DeviceClock | None, seen: dict[tuple[
         ranges,
         one.get("nodes", 0),
     )
-
-
-def graph_name(kernels: Sequence[Sequence[Any]]) -> str:
-    """Return a name of a CUDA graph: how many nodes each of its GPU kernels has, most first."""
-    ordered = sorted(kernels, key=lambda one: (-one[1], one[0]))
-    parts = [f"{count} x {short_name(name)}" for name, count in ordered[:MOST_NAMES]]
-    more = ["..."] if len(ordered) > MOST_NAMES else []
-    return f"CUDA graph: {', '.join([*parts, *more])}"
 
 
 def _pairs(table: Any) -> tuple[tuple[int, int], ...]:

@@ -148,6 +148,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "sanitizerPatchInstructions": (ctypes.c_int, Pointer, ctypes.c_char_p),
     "sanitizerPatchModule": (Pointer,),
     "sanitizerSetLaunchCallbackData": (Pointer, Pointer, Pointer, Pointer),
+    "sanitizerSetCallbackData": (Pointer, Pointer),
     "sanitizerAlloc": (Pointer, ctypes.POINTER(Pointer), ctypes.c_size_t),
     "sanitizerMemset": (Pointer, ctypes.c_int, ctypes.c_size_t, Pointer),
     "sanitizerMemcpyDeviceToHost": (Pointer, Pointer, ctypes.c_size_t, Pointer),
@@ -254,6 +255,10 @@ class Sanitizer:
         """Have this launch's device functions count into a slot."""
         arguments = (launch.launch, launch.function, launch.stream_handle, slot)
         self._call("sanitizerSetLaunchCallbackData", *arguments)
+
+    def give_function_slot(self, function: int, slot: int) -> None:
+        """Have launches of a function, in so far as they are given none, count into a slot; 0 = into none."""
+        self._call("sanitizerSetCallbackData", function, slot or None)
 
     def allocate(self, context: int, size: int) -> int:
         """Return the address of new device memory."""

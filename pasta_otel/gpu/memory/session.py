@@ -56,7 +56,7 @@ class Job:
         return cls(*plain, document["tool"], document["options"], document["regions"])
 
 
-_HEAD = ("number", "name", "grid", "block", "stream", "nodes", "kernels")
+_HEAD = ("number", "name", "grid", "block", "stream", "nodes")
 """What a document says of a launch, beside its caller and its result."""
 
 
@@ -172,9 +172,7 @@ class Session:
 
     def _plain(self, launches: Iterable[tuple[LaunchInfo, Any]]) -> Iterable[dict[str, Any]]:
         for launch, result in launches:
-            head = {
-                key: getattr(launch, key) for key in ("number", "name", "grid", "block", "stream", "nodes", "kernels")
-            }
+            head = {key: getattr(launch, key) for key in ("number", "name", "grid", "block", "stream", "nodes")}
             yield {**head, **asdict(launch.caller), "result": self.tool.as_json(result)}
 
 

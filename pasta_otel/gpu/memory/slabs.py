@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pasta_otel.gpu.memory.sanitizer import LaunchData
-from pasta_otel.gpu.memory.tool import GRAPH, LaunchInfo
+from pasta_otel.gpu.memory.tool import LaunchInfo
 
 
 class Device(Protocol):
@@ -22,6 +21,9 @@ class Device(Protocol):
 
     def give_slot(self, launch: LaunchData, slot: int, /) -> None:
         """Have a launch count into a slot."""
+
+    def give_function_slot(self, function: int, slot: int, /) -> None:
+        """Have a GPU kernel's nodes in graphs that are launched from now on count into a slot; 0 = into none."""
 
     def allocate(self, context: int, size: int, /) -> int:
         """Return new device memory."""
@@ -104,19 +106,3 @@ class Context:
             self.full.remove(slab)
         keys = [key for key, slab in self.filling.items() if not slab.open and (every_stream or key == stream)]
         return ready + [self.filling.pop(key) for key in keys]
-
-
-@dataclass(slots=True)
-class GraphLaunch:
-    """A launch of a CUDA graph that is being made: its slot, and the nodes of each GPU kernel."""
-
-    held: tuple[Slab, int] | None = None
-    kernels: Counter[str] = field(default_factory=Counter)
-
-    def describe(self) -> None:
-        """Have the slot's launch say what it is of; nothing where no node was chosen."""
-        slab, index = self.held or (None, 0)
-        launch = slab.pending[index] if slab is not None else None
-        if slab is not None and launch is not None:
-            kernels = tuple(sorted(self.kernels.items()))
-            slab.pending[index] = replace(launch, name=GRAPH, nodes=sum(self.kernels.values()), kernels=kernels)

@@ -56,10 +56,6 @@ class Instruction(IntEnum):
     TMA_STORE = 44
 
 
-GRAPH = "CUDA graph"
-"""The name of a record that is of all GPU kernels of one launch of a CUDA graph."""
-
-
 @dataclass(frozen=True, slots=True)
 class LaunchInfo:
     """One analysed launch of a GPU kernel.
@@ -70,10 +66,9 @@ class LaunchInfo:
         block: Threads of a block in x, y, z.
         stream: Number of the stream, in order of first use within the CUDA context.
         caller: Who launched it, and when.
-        nodes: How many GPU kernels of a CUDA graph the record is of: its name is then ``GRAPH``, grid and block are the
-            first one's. 0 = it was launched by itself.
+        nodes: How many nodes of a CUDA graph, all of this GPU kernel, the record is of: they share a slot. 0 = it was
+            launched by itself.
         number: Its place among all launches of the process, from 1 on; the first node's.
-        kernels: Names of a graph's GPU kernels, and how many nodes each has.
     """
 
     name: str
@@ -83,7 +78,6 @@ class LaunchInfo:
     caller: Caller = NOBODY
     nodes: int = 0
     number: int = 0
-    kernels: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
