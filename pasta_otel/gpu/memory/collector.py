@@ -184,8 +184,8 @@ class Collector:
     def _graph(self, event: int, data: int) -> None:
         """Give slots to the GPU kernels of a CUDA graph's launch; none is in its stream before all are.
 
-        A slot given to a node's launch is that of the whole launch of the graph (Sanitizer 13.0 on an H200); one given to
-        a function is that of its nodes alone. So the nodes of one GPU kernel share a slot.
+        A slot given to a node's launch is that of the whole launch of the graph (Sanitizer 13.0 on an H200), one given
+        to a function that of its nodes alone: the nodes of one GPU kernel share a slot.
         """
         thread = threading.get_ident()
         if event == Graphs.NODE_LAUNCH_BEGIN:
