@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -120,6 +121,35 @@ def test_what_is_no_trace_is_refused_by_name_and_exit_2(capsys, file, words):
     assert (code, out) == (2, "")
     assert words in err
     assert file.name in err
+
+
+@pytest.mark.parametrize("options", [(), ("--format", "kineto"), ("--format", "otlp-json"), ("--format", "jaeger")])
+@pytest.mark.parametrize("what", ["a pipe", "a device", "standard input", "a socket"])
+def test_what_can_be_read_but_once_is_refused_at_once_and_by_name(tmp_path, monkeypatch, capsys, what, options):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo.json")  # without a writer: opening it would wait for one
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket.json")
+        name = {"a pipe": "fifo.json", "a device": "/dev/zero", "standard input": "-", "a socket": "socket.json"}[what]
+        code, out, err = imported(capsys, name, *options)
+    assert (code, out) == (2, "")
+    assert err == f"pasta-otel: {name}: {what} cannot be imported; write it to a file first\n"
+
+
+def test_a_pipe_from_another_program_is_no_empty_file():
+    trace = (CASES / "K01" / "trace.json").read_bytes()
+    command = [sys.executable, "-m", "pasta_otel", "import", "/dev/stdin"]
+    done = subprocess.run(command, input=trace, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.decode() == "pasta-otel: /dev/stdin: a pipe cannot be imported; write it to a file first\n"
+
+
+def test_a_file_on_standard_input_is_a_file():
+    command = [sys.executable, "-m", "pasta_otel", "import", "/dev/stdin"]
+    with (CASES / "K01" / "trace.json").open("rb") as trace:
+        done = subprocess.run(command, stdin=trace, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["import"]["ranks"][0]["events"] == 2
 
 
 def test_strict_refuses_a_damaged_trace_with_its_line(capsys):

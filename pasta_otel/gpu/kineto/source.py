@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,13 @@ PIECE_BYTES = 1 << 20
 SLICE_BYTES = 1 << 13
 GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _GZIP_WINDOW = 31  # zlib.decompressobj: 15 bits of window, +16 = gzip header and checksum
+
+_STREAMS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 Progress = Callable[[int], None]
 """Told how many bytes of the file were read since the last call."""
@@ -37,10 +45,11 @@ class TraceBytes:
         """Yield non-empty pieces.
 
         Raises:
-            InputError: The file cannot be read or is empty.
+            InputError: The file cannot be read, is empty, or is no regular file.
             MissingError: It is compressed with zstd and ``zstandard`` is not installed.
         """
         try:
+            _refuse_stream(self.path)
             with self.path.open("rb") as file:
                 yield from self._pieces(file)
         except OSError as error:
@@ -89,6 +98,18 @@ class TraceBytes:
                 raw = self._read(file)
         except zstandard.ZstdError:
             self.cut = True
+
+
+def _refuse_stream(path: Path) -> None:
+    """Refuse what can be read only once, or never ends: a trace's format is looked at first, then it is read."""
+    if str(path) == "-" and not path.exists():
+        what = "standard input"
+    else:
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # a folder's own error is clear
+            return
+        what = next((name for is_it, name in _STREAMS if is_it(mode)), "no regular file")
+    raise InputError(f"{what} cannot be imported; write it to a file first", file=str(path), kind="io")
 
 
 class _Member:
