@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import sys
 import threading
@@ -47,7 +48,7 @@ def captured_output() -> Iterator[Captured]:
     """
     with _one_at_a_time:
         _flush()
-        captured = Captured(os.memfd_create("pasta-captured"))
+        captured = Captured(_file())
         kept = {number: _copy(number) for number in OUTPUTS}
         try:
             for number in OUTPUTS:
@@ -61,6 +62,16 @@ def captured_output() -> Iterator[Captured]:
             with contextlib.suppress(OSError):  # a standard error that is closed or full
                 while said:
                     said = said[os.write(2, said) :]
+
+
+def _file() -> int:
+    """Return a file in memory; where an output is closed, not under its number."""
+    fd = os.memfd_create("pasta-captured")
+    if fd > max(OUTPUTS):
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(OUTPUTS) + 1)
+    os.close(fd)
+    return moved
 
 
 def _flush() -> None:

@@ -50,6 +50,7 @@ CAP_SYS_ADMIN = 21  # stands for CAP_BPF and CAP_PERFMON, which were split from 
 BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}
 BPF_PROG_LOAD, BPF_PROG_TYPE_SOCKET_FILTER = 5, 1
 ROOT_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO in include/linux/proc_ns.h
+BCC_LIBRARY = "libbcc.so.0"
 CUPTI_NAMES = ("libcupti.so.13", "libcupti.so.12", "libcupti.so")
 
 
@@ -368,6 +369,8 @@ def bcc(world: World) -> Capability:
     """The bcc compiler's Python binding."""
     for folder in (*world.packages, Path("/usr/lib/python3/dist-packages")):
         if (folder / "bcc" / "libbcc.py").exists():
+            if world.library(BCC_LIBRARY) is None:  # itself, or libbpf, which it needs
+                return missing("bcc", f"{folder / 'bcc'}: {BCC_LIBRARY} does not load", HELP["bcc_missing"])
             return there("bcc", str(folder / "bcc"))
     how = "Debian, Ubuntu: apt-get install python3-bpfcc (PyPI's bcc is something else); not needed where libbpf is"
     return missing("bcc", "no Python binding", how)

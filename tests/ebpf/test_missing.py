@@ -37,18 +37,20 @@ def doctor(prefix: tuple[str, ...] = ()) -> dict[str, dict]:
 def start(make_loader, objects):
     """Return a function that starts an agent under a prefix; skips where eBPF cannot be tried."""
 
-    def run(loader: str, prefix: tuple[str, ...]) -> RunningAgent:
-        if loader == "bcc":
+    def run(loader: str, prefix: tuple[str, ...], *more: str) -> RunningAgent:
+        if loader == "bcc" or more:
             make_loader("bcc")
         make_loader("core")
         flags = ("--port", "0", "--interval", "0.2", "--budget", "1", "--loader", loader)
-        return RunningAgent(*flags, objects=objects, prefix=prefix)
+        return RunningAgent(*flags, *more, objects=objects, prefix=prefix)
 
     return run
 
 
-def refused(agent: RunningAgent) -> dict[str, str]:
-    return {item["target"] or item["probe"]: item["reason"] for item in agent.attached["refused"]}
+def refused(agent: RunningAgent, library: str = "") -> dict[str, str]:
+    """Return what was refused and why; of driver libraries only ours, since other programs here may map some."""
+    mine = [item for item in agent.attached["refused"] if item["target"] == library or "cuda" not in item["probe"]]
+    return {item["target"] or item["probe"]: item["reason"] for item in mine}
 
 
 def probes(agent: RunningAgent) -> set[str]:
@@ -83,6 +85,67 @@ def test_without_headers_the_core_loader_lacks_nothing(start):
         assert (agent.attached["loader"], refused(agent)) == ("core", {})
 
 
+def without_libbpf() -> tuple[str, ...]:
+    """Return the command prefix under which libbpf does not load; bcc's own library needs it, too."""
+    lines = subprocess.check_output(["ldconfig", "-p"], text=True).splitlines()
+    found = [line.split()[-1] for line in lines if "libbpf.so.1 " in line]
+    if not found:
+        pytest.skip("libbpf is not in the loader's list")
+    return ("unshare", "--mount", "sh", "-c", f'mount --bind /dev/null {Path(found[0]).resolve()} && exec "$@"', "sh")
+
+
+def test_without_libbpf_neither_loader_loads_and_files_are_left(start):
+    prefix = without_libbpf()
+    lines = doctor(prefix)
+    assert lines["libbpf"]["state"] == "missing"
+    assert lines["bcc"]["state"] == "missing"
+    with start("auto", prefix) as agent:
+        assert agent.attached["loader"] == "files"
+        assert refused(agent).keys() == {"core", "bcc"}
+        assert set(refused(agent).values()) <= {"libbpf_missing", "bcc_missing"}
+        assert_works(agent, "pasta_host_listen_overflows")
+
+
+def test_without_libbpf_a_program_of_ones_own_is_refused_and_the_agent_works_on(start, tmp_path):
+    own = tmp_path / "own.c"
+    own.write_text("TRACEPOINT_PROBE(sched, sched_process_exec) { return 0; }")
+    with start("files", without_libbpf(), "--probe", str(own)) as agent:
+        assert agent.ready["refused_programs"][str(own)].startswith(("libbpf_missing", "bcc_missing"))
+        assert_works(agent, "pasta_host_listen_overflows")
+
+
+SAID = {
+    "kernel_headers_missing": ('mount -t tmpfs none /lib/modules && mkdir -p "/lib/modules/$(uname -r)/build"', ()),
+    "not_privileged": ("true", ("setpriv", "--bounding-set", "-all")),
+}
+
+
+@pytest.mark.case("E03")
+@pytest.mark.parametrize("reason", SAID)
+def test_what_bcc_only_writes_is_the_reason_and_not_in_the_agents_output(start, tmp_path, reason):
+    script, capabilities = SAID[reason]
+    own = tmp_path / "own.c"
+    own.write_text("TRACEPOINT_PROBE(sched, sched_process_exec) { return 0; }")
+    prefix = ("unshare", "--mount", "sh", "-c", f'{script} && exec "$@"', "sh", *capabilities)
+    with start("bcc", prefix, "--probe", str(own)) as agent:
+        assert refused(agent) == {"bcc": reason}
+        assert agent.ready["refused_programs"][str(own)].startswith(reason)
+        assert_works(agent, "pasta_host_listen_overflows")
+
+
+def test_a_program_on_a_tracepoint_is_refused_for_want_of_tracefs(start, tmp_path):
+    own = tmp_path / "own.c"
+    own.write_text("TRACEPOINT_PROBE(sched, sched_process_exec) { return 0; }")
+    with start("files", without(TRACEFS, "/sys/kernel/debug"), "--probe", str(own)) as agent:
+        assert agent.ready["refused_programs"][str(own)].startswith("tracefs_missing")
+
+
+def test_in_a_pid_namespace_of_its_own_the_agent_says_that_it_does_not_see_the_others(start):
+    with start("core", ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")) as agent:
+        wait_for(lambda: "pid_namespace" in json.loads(agent.get("/healthz")).get("reasons", ()))
+        assert 'reason="pid_namespace"' in agent.get()
+
+
 def test_headers_of_another_kernel_are_named_and_bcc_works_all_the_same(start):
     line = doctor()["kernel_headers"]
     if line["state"] == "there":
@@ -107,7 +170,7 @@ def test_without_tracefs_the_core_loader_lacks_the_kill_for_memory_alone(start):
 def test_without_tracefs_bcc_has_what_is_no_tracepoint(start):
     with start("bcc", without(TRACEFS)) as agent:
         assert {refused(agent)[name] for name in ("critical", "sched", "sock")} == {"tracefs_missing"}
-        assert probes(agent) == {"fault"}
+        assert {probe for probe in probes(agent) if "cuda" not in probe} == {"fault"}
         assert_works(agent, "pasta_host_listen_overflows")
 
 
@@ -135,7 +198,7 @@ def test_a_driver_library_without_names_is_refused_by_name_and_the_rest_is_attac
         program.stdout.readline()
         line = doctor()["driver_functions"]
         with start("core", ()) as agent:
-            assert refused(agent)[library] == "library_stripped"
+            assert refused(agent, library)[library] == "library_stripped"
             assert {"critical", "sched", "fault", "sock"} <= probes(agent)
             page = wait_for(lambda: (text := agent.get()) and "library_stripped" in text and text)
         program.communicate(b"\n")
