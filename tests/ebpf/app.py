@@ -171,6 +171,23 @@ def in_child() -> None:
     os._exit(0)
 
 
+def fork_at_once() -> None:
+    """Fork a child that works within a span and ends before anybody can have looked at it."""
+    child = os.fork()
+    if not child:
+        context_api.attach(trace.set_span_in_context(trace.INVALID_SPAN))
+        work(5)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def become() -> None:
+    """Start this program anew in the same process."""
+    with traced("before") as calls:
+        call(calls, "cuLaunchKernel")
+    os.execv(sys.executable, [sys.executable, sys.argv[0], sys.argv[1], "work"])
+
+
 def fault() -> None:
     """Touch every page of a file that is not in memory, without reading ahead."""
     with Path(sys.argv[3]).open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
@@ -208,6 +225,8 @@ MODES = {
     "asyncio": lambda: asyncio.run(tasks()),
     "stale": lambda: asyncio.run(tasks()),
     "fork": fork,
+    "fork_at_once": fork_at_once,
+    "become": become,
     "work": lambda: work(5),
 }
 

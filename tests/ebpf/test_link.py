@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pasta_otel.ebpf import layout
 from pasta_otel.ebpf.layout import Aggregate
 from pasta_otel.ebpf.probes import load_probes
 from tests.ebpf.scenario import (
@@ -150,6 +151,37 @@ def test_a_forked_child_is_linked_to_its_own_spans(observe, standin, loader):
         harvest = observer.harvest()
         assert linked_calls(observer, harvest.aggregates, {app.pid, child}) == expected_calls(BASE, app)
         assert {span["pid"] for span in app.spans} == {app.pid, child}
+
+
+def test_a_child_that_works_and_ends_before_anybody_looks_is_linked_all_the_same(observe, standin):
+    with App(standin, "fork_at_once") as app:
+        observer = observe()
+        observer.start()
+        harvest = gather(observer, app)
+        children = {span["pid"] for span in app.spans}
+        assert app.pid not in children
+        assert linked_calls(observer, harvest.aggregates, children) == expected_calls(BASE, app)
+        assert {event.tgid for event in harvest.critical if event.kind == layout.FORK} >= children
+        observer.refresh()  # which also forgets children that nobody saw
+        assert {pid for pid in children if observer._process_map.get(pid.to_bytes(4, "little"))} == set()
+
+
+def test_a_process_that_starts_another_program_is_found_again_long_before_its_turn(observe, standin, loader):
+    with App(standin, "become") as app:
+        observer = observe(loader)
+        observer.start()
+        known = observer.processes.processes[app.pid]
+        known.first_seen_s -= 3600  # an old process, which is looked at every 15 s
+        known.next_scan_s = time.monotonic() + 15
+        app.go_on()
+        app.until("ready")
+        began = time.monotonic()
+        wait_for(lambda: observer.attend() is not None and observer.service_of(app.pid) == "app-work")
+        assert time.monotonic() - began < 5  # it took its new program's age, not its own
+        app.told.clear()
+        observer.harvest()
+        harvest = gather(observer, app)
+        assert linked_calls(observer, harvest.aggregates, {app.pid}) == expected_calls(BASE, app)
 
 
 def test_a_process_in_its_own_pid_namespace_is_linked(observe, standin, loader):
