@@ -452,6 +452,64 @@ def test_unsampled_traces_and_surplus_events_make_no_spans_but_are_counted():
     assert maker.outcomes == {"ok": 2, "capped": 2, "unsampled": 1}
 
 
+def event(start_ns: int, end_ns: int, **changes) -> layout.Event:
+    values = layout.Event(start_ns, end_ns, b"t" * 16, b"s" * 8, 5, 6, 39, "slot", True, 0, 0, 0)
+    return values._replace(**changes)
+
+
+def sum_of(events: list[layout.Event], **changes) -> layout.Aggregate:
+    """Return the sum that the kernel keeps of events."""
+    durations = [item.end_ns - item.start_ns for item in events]
+    buckets = [0] * layout.HISTOGRAM
+    for duration in durations:
+        buckets[bisect_right(layout.BOUNDS_NS, duration)] += 1
+    return aggregate(
+        events=len(events), sum_ns=sum(durations), max_ns=max(durations), size=sum(item.size for item in events),
+        first_ns=events[0].start_ns, last_ns=max(item.end_ns for item in events), histogram=tuple(buckets), **changes,
+    )  # fmt: skip
+
+
+SLOW_NS = 1_000_000
+
+
+@given(quick=st.lists(st.integers(0, SLOW_NS - 1), max_size=5), slow=st.lists(st.integers(SLOW_NS, 10**10), max_size=5))
+def test_spans_of_slow_events_and_the_sum_of_the_others_tell_every_event_once(quick, slow):
+    from pasta_otel.ebpf.observer import Harvest
+
+    events = [event(0, duration, size=duration % 7) for duration in (*quick, *slow)]
+    if not events:
+        return
+    spans = host_spans().take(Harvest((sum_of(events),), tuple(events[len(quick) :])))
+    assert sum(span.events for span in spans) == len(events)
+    assert sum(span.total_ns for span in spans) == sum(quick) + sum(slow)
+    assert sum(span.size for span in spans) == sum(item.size for item in events)
+    assert sorted(span.total_ns for span in spans[: len(slow)]) == sorted(slow)
+    if quick:
+        assert len(spans) == len(slow) + 1
+        assert max(quick) <= spans[-1].max_ns <= sum(quick)
+        assert len(quick) > 1 or spans[-1].max_ns == quick[0]
+        assert spans[-1].max_ns <= 2 * max(*quick, layout.BOUNDS_NS[0])
+
+
+def test_an_event_that_came_before_its_sum_is_not_told_again_with_it():
+    from pasta_otel.ebpf.observer import Harvest
+
+    maker = host_spans()
+    before, early = event(0, 2 * SLOW_NS), event(10 * SLOW_NS, 13 * SLOW_NS)
+    first = maker.take(Harvest((sum_of([before]),), (before, early)))
+    then = maker.take(Harvest((sum_of([early, event(0, 500)]),)))
+    assert [(span.events, span.total_ns) for span in (*first, *then)] == [(1, 2 * SLOW_NS), (1, 3 * SLOW_NS), (1, 500)]
+    assert maker.take(Harvest((sum_of([event(0, 400)]),)))[0].total_ns == 400  # nothing is kept longer than that
+
+
+def test_a_slow_event_of_one_process_takes_nothing_from_anothers_sum():
+    from pasta_otel.ebpf.observer import Harvest
+
+    other = sum_of([event(0, 100)], tgid=77)
+    spans = host_spans().take(Harvest((other,), (event(0, 2 * SLOW_NS),)))
+    assert [(span.pid, span.events) for span in spans] == [(5, 1), (77, 1)]
+
+
 def test_events_that_came_alone_are_not_told_again_in_their_sum():
     from pasta_otel.ebpf.observer import Harvest
 

@@ -148,6 +148,43 @@ def test_the_sampler_keeps_the_time_of_threads_that_ended():
     assert after[RUN_DELAY] >= during[RUN_DELAY]
 
 
+def test_the_time_of_threads_that_came_and_went_between_two_readings_counts():
+    code = f"import threading, time\n{BURN}\nprint(time.process_time(), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        used = float(program.stdout.readline())
+        sampler = HostSampler(PROC, "/sys/fs/cgroup", SystemClock())
+        found = {s.metric: s.value for s in sampler.sample({program.pid: "burns"})}[CPU_TIME]
+        program.communicate(b"\n")
+    assert used >= 0.4
+    assert found >= used - 0.05
+
+
+BURN = """def burn():
+    begin = time.thread_time()
+    while time.thread_time() - begin < 0.2:
+        pass
+
+for _ in range(2):
+    thread = threading.Thread(target=burn)
+    thread.start()
+    thread.join()
+"""
+
+
+def test_cpu_time_never_falls_whichever_file_tells_more(tmp_path: Path):
+    sampler = HostSampler(tmp_path, tmp_path / "cgroup", SystemClock())
+    shown = []
+    for ticks, thread_ns in ((50, 400_000_000), (50, 900_000_000), (80, 900_000_000), (200, 900_000_000)):
+        fake_process(tmp_path, 5, 100, {5: f"{thread_ns} 0 1"})
+        fields = ["0"] * 18
+        fields[10], fields[11] = str(ticks // 2), str(ticks - ticks // 2)
+        (tmp_path / "5" / "stat").write_text(f"5 (a) S {' '.join(fields)} 100 0 0\n")
+        shown.append({s.metric: s.value for s in sampler.sample({5: "a"})}[CPU_TIME])
+    second = os.sysconf("SC_CLK_TCK")
+    assert shown == pytest.approx([max(50 / second, 0.4), 0.9, 0.9, 200 / second])
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs CPU affinity")
 def test_a_hog_pinned_to_the_same_cpu_shows_as_run_delay():
     cpu = min(os.sched_getaffinity(0))
