@@ -143,7 +143,7 @@ class ApiServer:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((self.host, self.port))
             listener.listen(512)
-        except (OSError, UnicodeError) as error:  # a name that is none cannot be encoded
+        except (OSError, TypeError, ValueError) as error:  # the latter two: a name that is none
             listener.close()
             reason = getattr(error, "strerror", None) or error
             raise MissingError(

@@ -1,9 +1,12 @@
 """How the agent's words are read, and what is imported before its probes are attached: modules are counted, not time."""
 
 import os
+import socket
 import subprocess
 import sys
+import urllib.request
 from ast import literal_eval
+from pathlib import Path
 
 import click
 import pytest
@@ -11,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_otel.app.agent_start import AgentOptions
-from pasta_otel.cli.agent import command
+from pasta_otel.cli.agent import command, with_settings
 from pasta_otel.cli.agent_words import OPTIONS, options_of, plain_options
 from pasta_otel.ebpf.probes import OBJECT_FOLDER
 from pasta_otel.errors import InputError
 from tests.ebpf.scenario import ROOT
+from tests.support import wait_for
 
 NEEDED = {
     *("", ".__main__", ".bearer", ".errors", ".cli", ".cli.agent_words", ".cli.tokens", ".app", ".app.agent_start"),
@@ -143,6 +147,10 @@ def test_the_budget_may_stand_in_the_environment_and_a_word_counts_more():
         (["--slow-ms", "-1"], "--slow-ms: must be from 0"),
         (["--budget", "2"], "--budget: must be a share"),
         (["--token-env", "NOT_THERE"], "NOT_THERE is not set"),
+        (["--host", ""], "--host: expected an address"),
+        (["--host="], "--host: expected an address"),
+        (["--port", "99999"], "--port: must be from 0"),
+        (["--port=-1"], "--port: must be from 0"),
     ],
 )
 def test_a_wrong_word_is_explained_and_nothing_starts(words, said):
@@ -152,6 +160,79 @@ def test_a_wrong_word_is_explained_and_nothing_starts(words, said):
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
+
+
+def read_with(folder: Path, monkeypatch, yaml: str, *words: str) -> AgentOptions:
+    """Return the options with a settings file, as the agent gets them."""
+    path = folder / "settings.yaml"
+    path.write_text(yaml)
+    monkeypatch.setenv("PASTA_CONFIG", str(path))
+    assert plain_options([*words], os.environ) is None  # YAML is click's
+    context = command.make_context("agent", [*words])
+    return options_of(with_settings(context, context.params), os.environ)
+
+
+def test_the_budget_may_stand_in_the_settings_file_and_variables_and_words_count_more(tmp_path, monkeypatch):
+    assert read_with(tmp_path, monkeypatch, "overhead_budget: 0").budget == 0
+    assert read_with(tmp_path, monkeypatch, "overhead_budget: 0", "--budget", "0.5").budget == 0.5
+    assert read_with(tmp_path, monkeypatch, "{}").budget == AgentOptions().budget
+    monkeypatch.setenv("PASTA_OVERHEAD_BUDGET", "0.25")
+    assert read_with(tmp_path, monkeypatch, "overhead_budget: 0").budget == 0.25
+
+
+@pytest.mark.parametrize(("yaml", "field"), [("overhead_budget: much", "overhead_budget"), ("nosuch: 1", "nosuch")])
+def test_a_settings_file_that_cannot_be_used_is_refused(tmp_path, monkeypatch, yaml, field):
+    with pytest.raises(InputError) as refused:
+        read_with(tmp_path, monkeypatch, yaml)
+    assert refused.value.field == field
+
+
+def test_a_settings_file_that_is_not_there_ends_the_agent(tmp_path):
+    command_line = [sys.executable, "-m", "pasta_otel", "agent", "--loader", "files", "--no-export", "--port", "0"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PASTA_CONFIG": str(tmp_path / "nosuch.yaml")}
+    done = subprocess.run(command_line, check=False, capture_output=True, text=True, env=environ)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "nosuch.yaml" in done.stderr
+
+
+def test_an_output_without_room_ends_the_agent_without_a_traceback():
+    command_line = [sys.executable, "-m", "pasta_otel", "agent", "--loader", "files", "--no-export", "--port", "0"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command_line,
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        "pasta-otel: cannot write to standard output: No space left on device; send it where there is room"
+    ]
+
+
+def test_without_an_output_the_agent_works():
+    closed = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    command_line = [*closed, sys.executable, "-m", "pasta_otel", "agent", "--no-export", "--port", str(port)]
+    with subprocess.Popen(command_line, env={**os.environ, "PYTHONPATH": str(ROOT)}) as running:
+        try:
+            wait_for(lambda: answers(f"http://127.0.0.1:{port}/healthz"))
+            outputs = {Path(f"/proc/{running.pid}/fd/{number}").readlink() for number in (1, 2)}
+            assert outputs == {Path("/dev/null")}
+        finally:
+            running.terminate()
+        assert running.wait(30) == 0
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
 
 
 def test_a_reader_that_goes_away_ends_the_agent_without_a_traceback():

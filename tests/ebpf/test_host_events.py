@@ -314,3 +314,20 @@ def test_the_pressure_within_a_services_cgroup_is_told_beside_the_machines(unifi
         for program in busy:
             program.kill()
             program.communicate()
+
+
+def test_a_network_namespace_is_told_once_also_where_the_name_of_process_1s_cannot_be_read(tmp_path):
+    for pid in (1, 5):
+        (tmp_path / str(pid) / "net").mkdir(parents=True)
+        (tmp_path / str(pid) / "ns").mkdir()
+    text = "TcpExt: ListenOverflows ListenDrops\nTcpExt: 3 4\n"
+    (tmp_path / "1" / "net" / "netstat").write_text(text)
+    (tmp_path / "5" / "net" / "netstat").hardlink_to(
+        tmp_path / "1" / "net" / "netstat"
+    )  # one inode, as in one namespace
+    (tmp_path / "5" / "ns" / "net").symlink_to("net:[7]")
+    (tmp_path / "6").symlink_to("5")
+    reader = InMemoryMetricReader()
+    files = HostFiles(tmp_path, CGROUP, SystemClock(), MeterProvider([reader]).get_meter("files"))
+    files.poll({5: "a", 6: "b"})
+    assert metric_values(reader, semconv.NETSTAT_OVERFLOWS) == {("net:[7]",): 3}
