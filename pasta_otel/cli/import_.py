@@ -247,7 +247,11 @@ def _lines(report: dict[str, Any]) -> list[str]:
     lines = [*report.get("import", {}).get("warnings", ())]
     lines += [f"{entry['file']}: {entry['format']}" for entry in report["files"]]
     for rank in report.get("import", {}).get("ranks", ()):
-        odd = [f"{rank[key]} {key}" for key in ("skipped", "partial", "unfinished", "non_finite") if rank[key]]
+        odd = [
+            f"{rank[key]} {key}"
+            for key in ("skipped", "partial", "unfinished", "without_time", "non_finite")
+            if rank[key]
+        ]
         lines.append(f"rank {rank['rank']}: {rank['events']} events" + "".join(f", {part}" for part in odd))
     dropped = "".join(f", {count} dropped ({reason})" for reason, count in done["dropped"].items())
     for entry in report.get("left_out", ()):

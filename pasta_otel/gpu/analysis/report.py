@@ -14,7 +14,7 @@ from pasta_otel.gpu.analysis.host import host_times
 from pasta_otel.gpu.analysis.launches import launches, queue_lengths
 from pasta_otel.gpu.analysis.link import Links, coverage, link
 from pasta_otel.gpu.analysis.modules import by_module, by_op
-from pasta_otel.gpu.analysis.timeline import Timeline
+from pasta_otel.gpu.analysis.timeline import NO_NUMBER, Timeline
 from pasta_otel.gpu.analysis.utilization import utilization
 
 TOP = 20
@@ -61,7 +61,15 @@ def _host(timeline: Timeline) -> dict[str, Any]:
 
 
 def _device(entry: TemporalBreakdown) -> dict[str, Any]:
-    return _present({**asdict(entry), "non_compute_ns": entry.non_compute_ns, "overlap_ratio": entry.overlap_ratio})
+    device = _number(entry.device)
+    return _present(
+        {
+            **asdict(entry),
+            "device": device,
+            "non_compute_ns": entry.non_compute_ns,
+            "overlap_ratio": entry.overlap_ratio,
+        }
+    )
 
 
 def _streams(timeline: Timeline, links: Links) -> list[dict[str, Any]]:
@@ -69,8 +77,8 @@ def _streams(timeline: Timeline, links: Links) -> list[dict[str, Any]]:
     return [
         _present(
             {
-                "device": key.device,
-                "stream": key.stream,
+                "device": _number(key.device),
+                "stream": _number(key.stream),
                 "busy_ratio": share,
                 "queue_length_max": queues[key].most if key in queues else None,
             }
@@ -99,6 +107,10 @@ def _coverage(links: Links) -> dict[str, Any]:
     found = coverage(links)
     shares = {"by_count": found.by_count, "by_duration": found.by_duration}
     return _present({**asdict(found), **shares, "attribution_incomplete": found.incomplete})
+
+
+def _number(value: int) -> int | None:
+    return None if value == NO_NUMBER else value
 
 
 def _present(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,8 @@ OP: Final = np.dtype(
 )
 """A region of host code: an op, an annotation, or a Python function."""
 NO_SEQUENCE: Final = -1
+NO_NUMBER: Final = 0xFFFFFFFF
+"""Device or stream of a row that does not say it."""
 STEP_PREFIX: Final = "ProfilerStep#"
 """How torch.profiler marks a step."""
 
@@ -101,6 +103,10 @@ class Timeline:
     def calls(self) -> Rows:
         """Return runtime and driver API calls."""
         return self.rows[is_kind(self.rows, API_CALLS)]
+
+    def device_name(self, device: int) -> str:
+        """Return what people call a device."""
+        return "a GPU that is not named" if device == NO_NUMBER else f"GPU {device}"
 
     def row_name(self, row: np.void) -> str:
         """Return the name of one row."""

@@ -48,11 +48,12 @@ def find(ranks: Sequence[RankTrace]) -> Iterable[Finding]:
             told = [_meanwhile(rank, mine, (int(start[gap]), int(end[gap]))) for gap in longest.tolist()]
             for gap, (where, _) in zip(longest.tolist(), told, strict=True):
                 evidence.append(Evidence("gap", int(end[gap] - start[gap]) / 1e9, "s", where))
+            gpu = rank.timeline.device_name(device)
             yield Finding(
                 KIND,
                 rank.timeline.rank,
                 total / window,
-                f"GPU {device} is idle for {total / window:.0%} of the time in {len(long)} long gaps",
+                f"{gpu} is idle for {total / window:.0%} of the time in {len(long)} long gaps",
                 tuple(evidence),
                 told[0][1],
                 limits,

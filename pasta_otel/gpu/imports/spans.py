@@ -14,15 +14,15 @@ from pasta_otel import semconv
 from pasta_otel.gpu.analysis.groups import class_codes
 from pasta_otel.gpu.analysis.link import METHODS, link
 from pasta_otel.gpu.analysis.nesting import parents_by_nesting
-from pasta_otel.gpu.analysis.timeline import OpKind, Ops, Timeline
+from pasta_otel.gpu.analysis.timeline import NO_NUMBER, OpKind, Ops, Timeline
 from pasta_otel.gpu.classes import CLASSES, short_name
 from pasta_otel.gpu.cupti.rows import GPU_KERNELS, Rows, is_kind
-from pasta_otel.model import SpanColumns, SpanSite, StringColumn
+from pasta_otel.model import AttributeValue, SpanColumns, SpanSite, StringColumn
 
 ROOT_NAME = "pytorch profile"
 _KIND_WORDS: Final = {OpKind.OP: "op", OpKind.ANNOTATION: "annotation", OpKind.PYTHON: "python"}
 ROWS_AT_ONCE: Final = 100_000
-_MOST_DEVICE: Final = 0x7F
+_DEVICE_BITS: Final = ROWS_AT_ONCE.bit_length()  # so many rows name at most so many devices
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -111,9 +111,10 @@ class _Spans:
     def _work_groups(
         self, work: Rows, method: NDArray[np.int8], numbers: NDArray[np.uint64], parents: NDArray[np.uint64]
     ) -> Iterator[SpanColumns]:
-        """Yield the work that has a copy's size, and the rest: what is not known is absent, not 0."""
+        """Yield the work by what is known of it, size and stream: what is not known is absent, not 0."""
         sized = ~is_kind(work, GPU_KERNELS) & (work["value"] > 0)
-        for mask in (sized, ~sized):
+        on_stream = work["stream"] != NO_NUMBER
+        for mask in (sized & on_stream, ~sized & on_stream, sized & ~on_stream, ~sized & ~on_stream):
             if mask.any():
                 yield self._work(work[mask], method[mask], numbers[mask], parents[mask])
 
@@ -122,23 +123,29 @@ class _Spans:
     ) -> SpanColumns:
         classes = class_codes(work, self._timeline.names)
         kernel = is_kind(work, GPU_KERNELS)
-        device = np.minimum(work["device"], _MOST_DEVICE).astype(np.int64)
-        site, keys = _codes(work["name"].astype(np.int64) << 16 | classes << 8 | device << 1 | kernel)
+        devices, device = np.unique(work["device"], return_inverse=True)
+        of_class = (work["name"].astype(np.int64) << 8 | classes) << _DEVICE_BITS
+        site, keys = _codes((of_class | device.astype(np.int64)) << 1 | kernel)
         attributes: dict[str, Any] = {
-            semconv.GPU_STREAM_ID: work["stream"].astype(np.int64),
             semconv.GPU_CORRELATION_ID: work["correlation"].astype(np.int64),
             semconv.LINK_METHOD: StringColumn(method.astype(np.int32), METHODS),
         }
+        if work["stream"][0] != NO_NUMBER:
+            attributes[semconv.GPU_STREAM_ID] = work["stream"].astype(np.int64)
         if work["value"].all() and not kernel.any():
             attributes[semconv.GPU_COPY_SIZE] = work["value"].astype(np.int64)
-        sites = [self._work_site(value) for value in keys]
+        sites = [self._work_site(value, devices) for value in keys]
         return self._made(work, numbers, parents, site, sites, attributes)
 
-    def _work_site(self, key: int) -> SpanSite:
-        name, kernel_class = self._timeline.names[key >> 16], CLASSES[key >> 8 & 0xFF]
-        kernel, device = key & 1, key >> 1 & _MOST_DEVICE
-        attributes = [(semconv.GPU_KERNEL_CLASS, kernel_class), (semconv.HW_ID, str(device))]
-        return SpanSite(short_name(name), 1, (*attributes, *([(semconv.GPU_KERNEL_NAME, name)] if kernel else [])))
+    def _work_site(self, key: int, devices: NDArray[np.uint32]) -> SpanSite:
+        kernel, at, key = key & 1, key >> 1 & ((1 << _DEVICE_BITS) - 1), key >> _DEVICE_BITS + 1
+        name, device = self._timeline.names[key >> 8], int(devices[at])
+        attributes: list[tuple[str, AttributeValue]] = [(semconv.GPU_KERNEL_CLASS, CLASSES[key & 0xFF])]
+        if device != NO_NUMBER:
+            attributes.append((semconv.HW_ID, str(device)))
+        if kernel:
+            attributes.append((semconv.GPU_KERNEL_NAME, name))
+        return SpanSite(short_name(name), 1, tuple(attributes))
 
     def _made(  # noqa: PLR0913, PLR0917 - one parameter a column
         self,

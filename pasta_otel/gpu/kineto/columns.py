@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pasta_otel.errors import InputError
-from pasta_otel.gpu.analysis.timeline import NO_SEQUENCE, OP, OpKind
+from pasta_otel.gpu.analysis.timeline import NO_NUMBER, NO_SEQUENCE, OP, OpKind
 from pasta_otel.gpu.cupti.rows import COPY_KINDS, ROW, Kind
 from pasta_otel.gpu.kineto.events import EXACT_TIMES, Args, Event
 from pasta_otel.gpu.kineto.repair import MALFORMED
@@ -25,8 +25,6 @@ LARGEST_US = 9.2e15
 """What an int64 of nanoseconds holds."""
 MOST_TEXT_BYTES = 256 << 20
 """Distinct names of a trace; ten million kernels share a few thousand."""
-NOT_A_NUMBER = 0xFFFFFFFF
-"""Device or stream of a row that has none."""
 
 _ROW_KINDS: Final = {
     "kernel": Kind.CONCURRENT_KERNEL,
@@ -56,6 +54,8 @@ _COPY_NAME = re.compile(r"([HDAP])to([HDAP])")
 _NO_ARGS: Final = Args()
 _ABSENT: Final = -1
 _NO_TIME: Final = -(1 << 63)
+_NO_END: Final = -1
+"""The duration of an event without an end, as Kineto writes it; so read is one that is absent, or no number of ours."""
 _BIG: Final = 1 << 62
 
 
@@ -122,8 +122,8 @@ class Columns:
         self.without_time += int(((start == _NO_TIME) & (code != 0)).sum())
         open_ = usable & (duration < 0)
         self.unfinished += int(open_.sum())
-        for is_op in (False, True):
-            at = np.flatnonzero(usable & ((code >= _OP_CODE) == is_op))
+        for is_op in (False, True):  # GPU work and API calls are their durations: without one they are left out
+            at = np.flatnonzero(usable & ((code >= _OP_CODE) == is_op) & (is_op | ~open_))
             self._count(len(at))
             if len(at):
                 events = [chosen[i] for i in at.tolist()]
@@ -148,14 +148,14 @@ class Columns:
             exact = _exact_times(batch, chosen)
             if exact is not None:
                 return exact
-        return _nanoseconds(start_us, _NO_TIME), _nanoseconds(duration_us, 0)
+        return _nanoseconds(start_us, _NO_TIME), _nanoseconds(duration_us, _NO_END)
 
     def _gpu_rows(
         self, events: list[Event], code: NDArray[np.int32], start: NDArray[np.int64], duration: NDArray[np.int64]
     ) -> NDArray[np.void]:
         args = [event.args or _NO_ARGS for event in events]
         rows = np.zeros(len(events), ROW)
-        rows["start"], rows["end"] = start, np.where(duration < 0, start, start + duration)
+        rows["start"], rows["end"] = start, start + duration
         rows["kind"] = code
         rows["name"] = [self.texts[event.name] for event in events]
         rows["correlation"] = _unsigned32([a.correlation for a in args], 0)
@@ -164,7 +164,7 @@ class Columns:
         on_device = (code != Kind.RUNTIME) & (code != Kind.DRIVER)
         for name, values in (("device", [a.device for a in args]), ("stream", [a.stream for a in args])):
             rows[name] = np.where(on_device, _unsigned32(values, _ABSENT), 0)
-        missing = on_device & (rows["device"] == NOT_A_NUMBER)
+        missing = on_device & (rows["device"] == NO_NUMBER)
         if missing.any():  # without args.device the event's process is its device, as Kineto writes it
             rows["device"][missing] = _unsigned32([events[i].pid for i in np.flatnonzero(missing)], _ABSENT)
         rows["context"] = _unsigned32([a.context for a in args], 0)
@@ -233,7 +233,7 @@ def _exact_times(batch: Batch, chosen: Sequence[Event]) -> tuple[NDArray[np.int6
         return None
     wanted = [times for times, event in zip(exact, batch.events, strict=True) if event.ph == "X"]
     start = np.array([_exact_nanoseconds(times.ts, _NO_TIME) for times in wanted], np.int64)
-    duration = np.array([_exact_nanoseconds(times.dur, 0) for times in wanted], np.int64)
+    duration = np.array([_exact_nanoseconds(times.dur, _NO_END) for times in wanted], np.int64)
     return (start, duration) if len(wanted) == len(chosen) else None
 
 
@@ -242,7 +242,8 @@ def _exact_nanoseconds(raw: msgspec.Raw, otherwise: int) -> int:
         value = Decimal(bytes(raw).strip(b'"').decode()) * 1000
     except (InvalidOperation, UnicodeDecodeError):
         return otherwise
-    return int(value.to_integral_value()) if abs(value) < LARGEST_US * 1000 else otherwise
+    within = value.is_finite() and abs(value) < LARGEST_US * 1000
+    return int(value.to_integral_value()) if within else otherwise
 
 
 def _integers(values: Sequence[Any], otherwise: int) -> NDArray[np.int64]:
@@ -265,7 +266,7 @@ def _integer(value: Any, otherwise: int) -> int:
 
 def _unsigned32(values: Sequence[Any], otherwise: int) -> NDArray[np.uint32]:
     numbers = _integers(values, otherwise)
-    return np.where((numbers >= 0) & (numbers < NOT_A_NUMBER), numbers, otherwise & NOT_A_NUMBER).astype(np.uint32)
+    return np.where((numbers >= 0) & (numbers < NO_NUMBER), numbers, otherwise & NO_NUMBER).astype(np.uint32)
 
 
 def _external(args: Sequence[Args]) -> NDArray[np.int64]:

@@ -6,10 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pasta_otel.errors import InputError
 from pasta_otel.gpu.kineto.read import DEFAULTS, KinetoTrace, ReadOptions, read_trace
 
+MOST_RANK = (1 << 31) - 1
+"""MPI and torch.distributed count ranks in a C int; -1 is nobody's."""
 _IN_NAME = re.compile(r"rank[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 
@@ -51,10 +54,10 @@ def assign_ranks(traces: Sequence[KinetoTrace]) -> Job:
         file, rank = trace.timeline.source, _said(trace)
         if rank is None and (in_name := _IN_NAME.search(Path(file).name)):
             rank = int(in_name[1])
-            warnings.append(f"{file}: no distributedInfo.rank; rank {rank} taken from the file name")
+            warnings.append(f"{file}: {_why(trace)}; rank {rank} taken from the file name")
         elif rank is None and len(traces) == 1:
             rank = 0
-            warnings.append(f"{file}: no distributedInfo.rank; taken as rank 0")
+            warnings.append(f"{file}: {_why(trace)}; taken as rank 0")
         if rank is None:
             unknown.append(file)
         else:
@@ -72,9 +75,21 @@ def assign_ranks(traces: Sequence[KinetoTrace]) -> Job:
 
 
 def _said(trace: KinetoTrace) -> int | None:
+    rank = _written(trace)
+    if isinstance(rank, str) and rank.isdecimal() and len(rank) <= len(str(MOST_RANK)):
+        rank = int(rank)
+    return rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank <= MOST_RANK else None
+
+
+def _written(trace: KinetoTrace) -> Any:
     info = trace.header.get("distributedInfo")
-    rank = info.get("rank") if isinstance(info, dict) else None
-    return rank if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 else None
+    return info.get("rank") if isinstance(info, dict) else None
+
+
+def _why(trace: KinetoTrace) -> str:
+    """Say why a trace has no rank."""
+    rank = _written(trace)
+    return "no distributedInfo.rank" if rank is None else f"distributedInfo.rank is {str(rank)[:40]!r}, no rank"
 
 
 def _refuse_duplicates(found: Sequence[tuple[int, KinetoTrace]]) -> None:

@@ -19,6 +19,7 @@ from pasta_otel.gpu.kineto.source import TraceBytes
 MOST_ROWS = 20_000_000
 """Rows of 64 bytes: a file with more would not fit into 2 GB of memory."""
 _LARGEST_NS = 1 << 63
+_BASE = "baseTimeNanoseconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class KinetoTrace:
         header: The document's fields beside the events.
         total: All events in the file, of every phase.
         categories: Complete events by category, as written.
-        unfinished: Events without an end.
+        unfinished: Events without an end, or with a duration that is none; only of host regions the begin is kept.
         without_time: Events that a time could not be read of; left out.
         skipped: Damaged events left out.
         partial: 1 when the last event is cut off.
@@ -95,11 +96,16 @@ def read_trace(
         raise InputError("the compressed data is cut off or damaged", file=str(path), kind="trace_format")
     if not columns.total and notes.skipped:
         raise InputError(f"none of {notes.skipped} events can be read", file=str(path), kind="trace_format")
-    return _trace(path, columns, notes)
-
-
-def _trace(path: Path, columns: Columns, notes: ScanNotes) -> KinetoTrace:
     base = _base_ns(notes.header)
+    if base is None:
+        what = f"expected nanoseconds since 1970, got {str(notes.header[_BASE])[:40]!r}"
+        if options.strict:
+            raise InputError(what, file=str(path), field=_BASE, kind="trace_format")
+        notes.remarks.append(f"{_BASE}: {what}; times are taken as they are")
+    return _trace(path, columns, notes, base or 0)
+
+
+def _trace(path: Path, columns: Columns, notes: ScanNotes, base: int) -> KinetoTrace:
     rows, external = _joined(columns.rows, ROW), _joined(columns.external, np.dtype(np.int64))
     ops = _joined(columns.ops, OP)
     columns.rows, columns.external, columns.ops = [], [], []
@@ -134,7 +140,7 @@ def _without_gpu_work(timeline: Timeline) -> list[str]:
         why = f"no GPU work in this trace, though {calls} API calls: the profiler could not record the GPU's activity"
     else:
         why = "no GPU work in this trace"
-    return [f"{why}; the host's time is reported, and there can be no findings"]
+    return [f"{why}; the host's time is reported, and there can be no findings" if len(timeline.ops) else why]
 
 
 def _joined(parts: list[Any], dtype: np.dtype[Any]) -> Any:
@@ -159,9 +165,16 @@ def _take_sizes(rows: Rows) -> None:
     rows["value"][unknown] = [sizes.get(key, 0) for key in rows["correlation"][unknown].tolist()]
 
 
-def _base_ns(header: Mapping[str, Any]) -> int:
-    base = header.get("baseTimeNanoseconds", 0)
-    return base if isinstance(base, int) and 0 <= base < _LARGEST_NS else 0
+def _base_ns(header: Mapping[str, Any]) -> int | None:
+    """Return what is added to all times, 0 when the file does not say; None when it says no time."""
+    base = header.get(_BASE)
+    if base is None:
+        return 0
+    if isinstance(base, str) and base.isdecimal() and len(base) <= len(str(_LARGEST_NS)):
+        base = int(base)
+    if isinstance(base, float) and base.is_integer():
+        base = int(base)
+    return base if isinstance(base, int) and not isinstance(base, bool) and 0 <= base < _LARGEST_NS else None
 
 
 def _devices(header: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
