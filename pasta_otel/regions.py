@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def analyze(  # noqa: PLR0913 - keyword-only options, each with a default
     *,
     kernels: str | Sequence[str] = (),
+    modules: str | Sequence[str] = (),
     every: int = 1,
     count: int = DEFAULT_COUNT,
     device_bytes: int = DEFAULT_BYTES,
@@ -33,6 +34,7 @@ def analyze(  # noqa: PLR0913 - keyword-only options, each with a default
 
     Args:
         kernels: Shell patterns of GPU kernels' names (mangled); none = all.
+        modules: Shell patterns of the torch modules that launch, by qualified name; none = all.
         every: Of the launches of one name, every how-many-th.
         count: Most launches in this block.
         device_bytes: Most device memory for results; the first block of a process decides for all.
@@ -42,14 +44,19 @@ def analyze(  # noqa: PLR0913 - keyword-only options, each with a default
     Raises:
         InputError: An argument makes no sense.
     """
-    names = (kernels,) if isinstance(kernels, str) else tuple(kernels)
-    if not all(isinstance(name, str) for name in names):
-        raise InputError(f"expected shell patterns, got {kernels!r}", field="kernels")
-    selection = Selection(names, every, count, device_bytes)
+    names, layers = _patterns(kernels, "kernels"), _patterns(modules, "modules")
+    selection = Selection(names, every, count, device_bytes, layers)
     chosen = load_tool(absolute(tool)) if isinstance(tool, str) else tool
     if chosen is not None:
         check(chosen, str(tool))
     return Analysis(selection, chosen, hotness=hotness, settings=_settings)
+
+
+def _patterns(given: str | Sequence[str], field: str) -> tuple[str, ...]:
+    patterns = (given,) if isinstance(given, str) else tuple(given)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise InputError(f"expected shell patterns, got {given!r}", field=field)
+    return patterns
 
 
 def _settings() -> Mapping[str, Any]:

@@ -49,6 +49,7 @@ command.add_command(tool)
 def memory(  # noqa: PLR0913 - one parameter an option
     *,
     names: tuple[str, ...],
+    modules: tuple[str, ...],
     every: int,
     count: int,
     device_memory: int,
@@ -66,7 +67,7 @@ def memory(  # noqa: PLR0913 - one parameter an option
     returned if CMD returned 0.
     """
     words = resolve(command)
-    request = Request(names, every, count, device_memory, regions, options={"hotness": hotness})
+    request = Request(names, every, count, device_memory, modules, regions, options={"hotness": hotness})
     with tempfile.TemporaryDirectory(prefix="pasta-analyze-") as folder:
         environ, problem = prepare(Path(folder), request)
         code = run(words, environ, stdout=sys.stderr if as_json and output is None else None)

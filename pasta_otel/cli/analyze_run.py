@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 IMPOSSIBLE = 3
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Of commands that end with CMD: its options are its own."""
+_CHOICES = {"name": "--kernel", "module": "--module"}
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -36,6 +37,13 @@ def selecting(function: _Command) -> _Command:
         ),
         click.option("--count", default=10_000, show_default=True, help="Analyse at most so many launches a process."),
         click.option("--every", default=1, show_default=True, help="Analyse every N-th launch of each GPU kernel."),
+        click.option(
+            "--module",
+            "modules",
+            multiple=True,
+            metavar="PATTERN",
+            help="Shell pattern of torch modules; repeats.",
+        ),
         click.option(
             "--kernel", "names", multiple=True, metavar="PATTERN", help="Shell pattern of GPU kernel names; repeats."
         ),
@@ -53,6 +61,7 @@ class Request:
         every: Of the launches of one name, every how-many-th.
         count: Most launches of a process.
         device_memory: MiB for results, a process.
+        modules: Shell patterns of torch module names.
         regions: Only inside ``with pasta_otel.analyze()``.
         tool: ``FILE.py:Class``; empty = memory accesses.
         code: The tool's device functions; None = those of memory accesses.
@@ -63,6 +72,7 @@ class Request:
     every: int
     count: int
     device_memory: int
+    modules: tuple[str, ...] = ()
     regions: bool = False
     tool: str = ""
     code: Path | None = None
@@ -72,7 +82,7 @@ class Request:
         """Return the launches that are wanted."""
         from pasta_otel.gpu.memory.selection import Selection  # noqa: PLC0415 - only for the commands that analyse
 
-        return Selection(self.names, self.every, self.count, self.device_memory << 20)
+        return Selection(self.names, self.every, self.count, self.device_memory << 20, self.modules)
 
 
 def prepare(out: Path, request: Request) -> tuple[Mapping[str, str], str]:
@@ -151,8 +161,9 @@ def why_nothing(processes: int, seen: int, skipped: Mapping[str, int], problems:
         return "the program launched no GPU kernel"
     if skipped.get("inactive") == seen:
         return f"none of {seen:,} launches was inside a block of pasta_otel.analyze()"
-    if set(skipped) <= {"name", "inactive"}:
-        return f"none of {seen:,} launches was chosen by --kernel"
+    if set(skipped) <= {"name", "module", "inactive"}:
+        how = " and ".join(option for reason, option in _CHOICES.items() if skipped.get(reason))
+        return f"none of {seen:,} launches was chosen by {how}"
     return f"none of {seen:,} launches: {', '.join(f'{count:,} ({reason})' for reason, count in skipped.items())}"
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 def tool(  # noqa: PLR0913 - one parameter an option
     *,
     names: tuple[str, ...],
+    modules: tuple[str, ...],
     every: int,
     count: int,
     device_memory: int,
@@ -49,7 +50,7 @@ def tool(  # noqa: PLR0913 - one parameter an option
     arguments = dict(map(_argument, options))
     reference = absolute(tool)
     loaded = load_tool(reference, arguments)
-    request = Request(names, every, count, device_memory, regions, reference, Path(loaded.source), arguments)
+    request = Request(names, every, count, device_memory, modules, regions, reference, Path(loaded.source), arguments)
     words = resolve(command)
     with tempfile.TemporaryDirectory(prefix="pasta-analyze-") as folder:
         environ, problem = prepare(Path(folder), request)

@@ -141,9 +141,9 @@ def test_a_lock_knows_its_owner():
 
 def test_a_stream_that_garbage_collection_destroys_inside_our_own_work_stops_nothing():
     class Garbage(OpenBlocks):
-        def refusal(self, number, name, /):
+        def refusal(self, number, name, module="", /):
             program.tell(Domain.RESOURCE, Resource.STREAM_DESTROY_STARTING, ModuleData(CONTEXT, 1))
-            return super().refusal(number, name)
+            return super().refusal(number, name, module)
 
     program = Program(blocks=Garbage(required=False, keep=True))
     thread = threading.Thread(target=program.launch, args=(5,), daemon=True)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_otel.errors import InputError, StateError
+from pasta_otel.gpu.memory.callers import Caller
 from pasta_otel.gpu.memory.collector import MOST_SLOTS, Collector
 from pasta_otel.gpu.memory.counters import MemoryTool
 from pasta_otel.gpu.memory.library import source
@@ -451,3 +452,18 @@ def test_device_memory_is_told_of():
 def test_several_slabs_always_fit(mib):
     collector = Collector(FakeDevice(), "patch", Selection(device_bytes=mib << 20), MemoryTool())
     assert 4 * collector.slab_bytes <= mib << 20
+
+
+def test_launches_are_chosen_by_the_torch_module_that_launches():
+    modules = iter(["", "net.first", "net.second", "net.first"])
+    program = Program(Selection(modules=("*.first",)), who=lambda: Caller(1, module=next(modules)))
+    for value in (1, 2, 3, 4):
+        program.launch(value)
+    program.collector.finish()
+    assert program.values == [2, 4]
+    assert program.collector.skipped == {"module": 2}
+
+
+def test_a_selection_survives_its_way_to_the_program():
+    selection = Selection(("k*",), 3, 7, 2 << 20, ("net.*", "other"))
+    assert Selection.from_json(selection.to_json()) == selection

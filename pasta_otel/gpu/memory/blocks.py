@@ -33,10 +33,15 @@ class Part:
         """Return how many launches are not in yet: their stream has not passed, or nothing has waited for it."""
         return len(self._waiting)
 
-    def wants(self, number: int, name: str) -> str:
+    @property
+    def asks_for_modules(self) -> bool:
+        """Return whether the torch module of a launch decides."""
+        return self._chooser.asks_for_modules
+
+    def wants(self, number: int, name: str, module: str = "") -> str:
         """Return why this launch is not wanted; empty = it is."""
         self.seen += 1
-        reason = self._chooser.refusal(name)
+        reason = self._chooser.refusal(name, module)
         if reason:
             self.skipped[reason] += 1
         else:
@@ -84,10 +89,15 @@ class OpenBlocks:
         at = next(at for at, one in enumerate(self._open) if one is part)
         self._open = (*self._open[:at], *self._open[at + 1 :])
 
-    def refusal(self, number: int, name: str, /) -> str:
+    @property
+    def asks_for_modules(self) -> bool:
+        """Return whether the torch module of a launch decides for an open block."""
+        return any(part.asks_for_modules for part in self._open)
+
+    def refusal(self, number: int, name: str, module: str = "", /) -> str:
         """Return why nobody wants this launch; empty = it is analysed."""
         entered_twice_counts_once = dict.fromkeys(self._open)
-        refusals = {part: part.wants(number, name) for part in entered_twice_counts_once}
+        refusals = {part: part.wants(number, name, module) for part in entered_twice_counts_once}
         wanting = [part for part, reason in refusals.items() if not reason]
         if wanting:
             self._wanted[number] = wanting

@@ -54,7 +54,11 @@ class Allocations(Protocol):
 class Blocks(Protocol):
     """Parts of the program that want launches for themselves; every call comes under the collector's lock."""
 
-    def refusal(self, number: int, name: str, /) -> str:
+    @property
+    def asks_for_modules(self) -> bool:
+        """Return whether the torch module of a launch decides."""
+
+    def refusal(self, number: int, name: str, module: str = "", /) -> str:
         """Return why nobody wants this launch; empty = it is analysed."""
 
     def analysed(self, launch: LaunchInfo, result: Any, /) -> bool:
@@ -67,7 +71,9 @@ class Blocks(Protocol):
 class _NoBlocks:
     """The whole program is analysed."""
 
-    def refusal(self, _number: int, _name: str, /) -> str:
+    asks_for_modules = False
+
+    def refusal(self, _number: int, _name: str, _module: str = "", /) -> str:
         return ""
 
     def analysed(self, _launch: LaunchInfo, _result: Any, /) -> bool:
@@ -244,10 +250,12 @@ class Collector:
 
     def _begin(self, data: LaunchData, *, graph: bool = False) -> tuple[Slab, int] | None:
         context, name = self._contexts.get(data.context), _name(data)
+        asks = self._chooser.asks_for_modules or self._blocks.asks_for_modules
+        launcher = self._who() if asks and self.active else None
         with self._lock:
             self.seen += 1
             count = self.seen
-            reason = self._refusal(context, count, name)
+            reason = self._refusal(context, count, name, launcher.module if launcher else "")
             if reason or context is None:
                 self.skipped[reason] += 1
                 return None
@@ -256,7 +264,7 @@ class Collector:
             self._lose("device_memory", count)
             return None
         slab, index = held
-        launcher = self._who()
+        launcher = launcher or self._who()
         with self._lock:
             number = context.streams.setdefault(data.stream_handle, len(context.streams))
             regions = context.regions.setdefault(data.stream_handle, {})
@@ -284,12 +292,12 @@ class Collector:
         else:
             self._device.give_slot(data, slot)
 
-    def _refusal(self, context: Context | None, number: int, name: str) -> str:
-        reason = self._blocks.refusal(number, name) if self.active else "inactive"
+    def _refusal(self, context: Context | None, number: int, name: str, module: str) -> str:
+        reason = self._blocks.refusal(number, name, module) if self.active else "inactive"
         if reason:
             return reason
         refused = context is None or context.refused
-        reason = "context" if refused else self._chooser.refusal(name)
+        reason = "context" if refused else self._chooser.refusal(name, module)
         if reason:
             self._blocks.lost(number, reason)
         return reason

@@ -23,12 +23,14 @@ class Selection:
         every: Of the launches of one name, every how-many-th.
         count: Most launches in one process.
         device_bytes: Most device memory for results in one process.
+        modules: Shell patterns for the torch module that launches, by its qualified name; empty = all, and none too.
     """
 
     names: tuple[str, ...] = ()
     every: int = 1
     count: int = DEFAULT_COUNT
     device_bytes: int = DEFAULT_BYTES
+    modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the numbers.
@@ -48,16 +50,21 @@ class Selection:
         """Tell whether GPU kernels of this name are analysed."""
         return not self.names or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names)
 
+    def matches_module(self, module: str) -> bool:
+        """Tell whether launches of this torch module are analysed."""
+        return not self.modules or any(fnmatch.fnmatchcase(module, pattern) for pattern in self.modules)
+
     def to_json(self) -> dict[str, object]:
         """Return a JSON-compatible form."""
         fields = {"names": list(self.names), "every": self.every, "count": self.count}
-        return {**fields, "device_bytes": self.device_bytes}
+        return {**fields, "device_bytes": self.device_bytes, "modules": list(self.modules)}
 
     @classmethod
     def from_json(cls, document: Mapping[str, object]) -> Selection:
         """Return what ``to_json`` wrote."""
         values = dict(document)
-        values["names"] = tuple(values["names"])  # type: ignore[arg-type]  # written by to_json
+        for field in ("names", "modules"):
+            values[field] = tuple(values[field])  # type: ignore[arg-type]  # written by to_json
         return cls(**values)  # type: ignore[arg-type]
 
 
@@ -73,10 +80,17 @@ class Chooser:
         self._of_name: Counter[str] = Counter()
         self.chosen = 0
 
-    def refusal(self, name: str) -> str:
+    @property
+    def asks_for_modules(self) -> bool:
+        """Return whether the torch module of a launch decides."""
+        return bool(self._selection.modules)
+
+    def refusal(self, name: str, module: str = "") -> str:
         """Return why a launch is not analysed; empty = it is chosen."""
         if not self._selection.matches(name):
             return "name"
+        if not self._selection.matches_module(module):
+            return "module"
         self._of_name[name] += 1
         if (self._of_name[name] - 1) % self._selection.every:
             return "sample"
