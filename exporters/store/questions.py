@@ -11,6 +11,7 @@ from pasta_otel.exporters.store.dimensions import Dimensions
 from pasta_otel.exporters.store.traces import ROLE_EDGE, ROLE_MODULE, ROLE_OPERATION
 from pasta_otel.model import EdgeKey, HostSample, ModuleKey, OperationKey, Samples, SpanRef, TimeWindow
 
+_SERVER = 2  # SpanKind
 _EXAMPLES = 3
 _FAILED_FIRST = 2**61  # added to a failed span's value, so that failures come before slow ones
 
@@ -58,6 +59,16 @@ class Questions:
         """Return self times by (service, module path)."""
         rows = self._grouped(_Grouping(ROLE_MODULE, "self_ns", *_MODULES), window, through, limit)
         return {ModuleKey(row[0], row[1]): _samples(row) for row in rows}
+
+    def known_requests(self) -> dict[OperationKey, TimeWindow]:
+        """Return when the first and the last server span of each (service, operation) ended."""
+        query = f"""
+            select o.service, o.operation, min(s.end_unix_nano), max(s.end_unix_nano)
+            from spans s join operations o using (op_id)
+            where o.kind = {_SERVER} and s.end_unix_nano > 0 group by all"""  # noqa: S608 - our own numbers
+        with self._cursor() as cursor:
+            rows = cursor.execute(query).fetchall()
+        return {OperationKey(service, name): TimeWindow(first, last + 1) for service, name, first, last in rows}
 
     def _grouped(
         self, grouping: _Grouping, window: TimeWindow, through: OperationKey | None, limit: int

@@ -247,6 +247,10 @@ class DuckDBSpanStore:
         """Return the self time of torch module spans by qualified module path."""
         return self._questions.module_self_times(window, through, limit)
 
+    def known_requests(self) -> Mapping[OperationKey, TimeWindow]:
+        """Return every (service, operation) with server spans, and from the first to the last of their ends."""
+        return self._questions.known_requests()
+
     def host_samples(self, window: TimeWindow) -> Sequence[HostSample]:
         """Return the readings in the window, ordered by (service, pid, metric, time)."""
         return self._questions.host_samples(window)

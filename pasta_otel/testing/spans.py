@@ -39,7 +39,7 @@ class MemorySpan:
 
 @dataclass
 class MemorySpanStore:
-    """Implements ``SpanStore`` and ``HostSeries`` over lists."""
+    """Implements ``SpanStore``, ``RequestDirectory`` and ``HostSeries`` over lists."""
 
     spans: Sequence[MemorySpan] = ()
     host: Sequence[HostSample] = ()
@@ -77,6 +77,14 @@ class MemorySpanStore:
         """Return the self time of module spans."""
         spans = [s for s in self._select(window, through) if s.module]
         return _group(spans, lambda s: ModuleKey(s.service, s.module), self._self_ns, limit)
+
+    def known_requests(self) -> Mapping[OperationKey, TimeWindow]:
+        """Return every (service, operation) with server spans, and from the first to the last of their ends."""
+        ends: dict[OperationKey, list[int]] = defaultdict(list)
+        for span in self.spans:
+            if span.kind == "server":
+                ends[OperationKey(span.service, span.operation)].append(span.end_time_unix_nano)
+        return {key: TimeWindow(min(times), max(times) + 1) for key, times in ends.items()}
 
     def host_samples(self, window: TimeWindow) -> Sequence[HostSample]:
         """Return the readings in the window."""

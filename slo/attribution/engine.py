@@ -12,7 +12,8 @@ from pasta_otel.clock import Clock, SystemClock
 from pasta_otel.errors import InputError
 from pasta_otel.model import Attribution, OperationKey, SpanSLI, TimeWindow
 from pasta_otel.slo.attribution.explain import explain
-from pasta_otel.slo.attribution.ports import HostSeries, SpanStore
+from pasta_otel.slo.attribution.missing import advice, incomplete
+from pasta_otel.slo.attribution.ports import HostSeries, RequestDirectory, SpanStore
 from pasta_otel.slo.attribution.rank import rank
 from pasta_otel.slo.attribution.record import ANY_OPERATION, Record, make_record, take_snapshot
 from pasta_otel.slo.attribution.thresholds import Thresholds
@@ -69,12 +70,18 @@ class AttributionEngine:
     def _attribute(self, sli: Any, baseline: TimeWindow, window: TimeWindow) -> Attribution:
         started = self._clock.monotonic_ns()
         record = self._record(own_operation(sli), baseline, window)
-        missing = incomplete(record)
+        missing = self._missing(record)
         causes = () if missing else rank(record, explain(record), sli)
         took = self._clock.monotonic_ns() - started
         if self._duration is not None:
             self._duration.record(took / 1e9, {"outcome": "cause" if causes else "no_cause"})
         return Attribution(causes=causes, baseline=baseline, window=window, took_ns=took, incomplete=missing)
+
+    def _missing(self, record: Record) -> str:
+        missing = incomplete(record)
+        if missing and isinstance(self._store, RequestDirectory):
+            return f"{missing}; {advice(record.own, self._store.known_requests())}"
+        return missing
 
     def _record(self, own: OperationKey, baseline: TimeWindow, window: TimeWindow) -> Record:
         host = ((), ()) if self._host is None else (self._host.host_samples(baseline), self._host.host_samples(window))
@@ -97,11 +104,3 @@ def own_operation(sli: Any) -> OperationKey:
     if not service:
         raise InputError("attribution needs an SLI that names a service", field="service")
     return OperationKey(service, (sli.operation if isinstance(sli, SpanSLI) else None) or ANY_OPERATION)
-
-
-def incomplete(record: Record) -> str:
-    """Say which window is too small to compare, or nothing."""
-    for name, requests in (("baseline", record.requests_before), ("window", record.requests_after)):
-        if requests < record.limits.min_requests:
-            return f"{name} holds {requests} requests of {record.own.service}, fewer than {record.limits.min_requests}"
-    return ""

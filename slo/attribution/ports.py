@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pasta_otel.model import EdgeKey, HostSample, ModuleKey, OperationKey, Samples, TimeWindow
 
@@ -40,6 +40,14 @@ class SpanStore(Protocol):
         self, window: TimeWindow, *, through: OperationKey | None = None, limit: int = SAMPLE_LIMIT
     ) -> Mapping[ModuleKey, Samples]:
         """Return the self time of torch module spans by qualified module path."""
+
+
+@runtime_checkable
+class RequestDirectory(Protocol):
+    """What a store may also answer, so that a question about nobody can be told from one about a quiet time."""
+
+    def known_requests(self) -> Mapping[OperationKey, TimeWindow]:
+        """Return every (service, operation) with server spans, and from the first to the last of their ends."""
 
 
 class HostSeries(Protocol):

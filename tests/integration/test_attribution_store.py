@@ -67,6 +67,21 @@ def test_a_store_file_is_opened_when_nobody_holds_it(tmp_path: Path):
     assert "edge_latency" in result.stdout
 
 
+def test_a_store_file_says_whom_and_when_it_knows(tmp_path: Path):
+    memory, path = world(1, Trouble()), tmp_path / "spans.duckdb"
+    store = fill(str(path), memory)
+    assert store.known_requests() == memory.known_requests()
+    store.close()
+    for arguments, words in (
+        (["--service", "order-apj"], "there are those of 'order-api'"),
+        (["--service", "order-api", "--operation", "POST /orderz"], "it has 'POST /orders'"),
+        (["--service", "order-api"], "they are from 1970-01-01T00:16:4"),
+    ):
+        result = CliRunner().invoke(command, ["--store", str(path), *arguments])
+        assert result.exit_code == 3
+        assert words in result.stdout
+
+
 def test_a_store_that_a_process_holds_is_not_opened(tmp_path: Path):
 
     path = tmp_path / "spans.duckdb"

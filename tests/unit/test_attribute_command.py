@@ -98,7 +98,11 @@ def test_too_few_requests_exit_3_with_the_reason():
     with Server(Trouble()) as server:
         result = ask(server.url, "--operation", "GET /unknown")
     assert result.exit_code == 3
-    assert "baseline holds 0 requests of order-api, fewer than 10" in result.stdout
+    assert (
+        "baseline holds 0 requests of order-api 'GET /unknown', fewer than 10; order-api has no operation"
+        in result.stdout
+    )
+    assert "it has 'POST /orders'" in result.stdout
 
 
 def test_the_servers_refusal_reaches_the_user_in_its_own_words():

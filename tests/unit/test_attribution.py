@@ -7,9 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pasta_otel.errors import InputError
-from pasta_otel.model import Attribution, Samples, SpanSLI
+from pasta_otel.model import Attribution, OperationKey, Samples, SpanSLI, TimeWindow
 from pasta_otel.semconv import AGENT_SERVICE
 from pasta_otel.slo.attribution import AttributionEngine, Thresholds
+from pasta_otel.slo.attribution.missing import advice
 from pasta_otel.testing.spans import MemorySpan, MemorySpanStore
 from pasta_otel.testing.world import BASELINE, BURNING, LAYERS, MS, Trouble, world
 
@@ -98,7 +99,62 @@ def test_nothing_wrong_means_no_cause(seed: int, sli: SpanSLI):
 def test_too_few_requests_are_said_and_not_guessed_from():
     answer = attribute(world(1, Trouble(slow_dependency_ms=400), requests=9), LATENCY)
     assert answer.causes == ()
-    assert answer.incomplete == "baseline holds 9 requests of order-api, fewer than 10"
+    assert answer.incomplete.startswith(
+        "baseline holds 9 requests of order-api 'POST /orders', fewer than 10; they are "
+    )
+
+
+QUIET = (TimeWindow(1, 2), TimeWindow(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("sli", "windows", "name", "advised"),
+    [
+        (
+            SpanSLI("order-api", "POST /order"),
+            (BASELINE, BURNING),
+            "order-api 'POST /order'",
+            "order-api has no operation 'POST /order'; it has 'POST /orders'",
+        ),
+        (
+            SpanSLI("order_api"),
+            (BASELINE, BURNING),
+            "order_api",
+            "no requests of order_api are known; there are those of 'order-api', 'model', 'payment', 'recommendations'",
+        ),
+        (SpanSLI("order-api", "POST /orders"), QUIET, "order-api 'POST /orders'", "they are from 1970-01-01T00:16:4"),
+        (SpanSLI("order-api"), QUIET, "order-api", "they are from 1970-01-01T00:16:4"),
+    ],
+)
+def test_a_question_about_nobody_is_told_who_there_is_and_one_about_a_quiet_time_when(sli, windows, name, advised):
+    store = world(1, Trouble())
+    answer = AttributionEngine(store, store).attribute(sli, *windows)
+    assert answer.incomplete.startswith(f"baseline holds 0 requests of {name}, fewer than 10; {advised}")
+
+
+def test_no_more_than_five_names_are_told_the_nearest_first():
+    window = TimeWindow(0, 1)
+    known = {OperationKey("a", f"GET /{number}"): window for number in range(9)} | {
+        OperationKey("a", "POST /x"): window
+    }
+    told = advice(OperationKey("a", "POST /y"), known)
+    assert told == "a has no operation 'POST /y'; it has 'POST /x', 'GET /0', 'GET /1', 'GET /2', 'GET /3' and 5 more"
+
+
+def test_spans_of_a_profiler_are_no_requests():
+    memory = MemorySpanStore([MemorySpan("t", "1", "", "pytorch", "aten::mm", "internal", 0, 10 * MS)])
+    answer = attribute(memory, SpanSLI("pytorch"))
+    assert answer.incomplete.endswith("there are no requests at all: only server spans are requests")
+
+
+def test_a_store_that_answers_only_the_four_questions_is_enough():
+    class Plain:
+        def __init__(self, store: MemorySpanStore) -> None:
+            self.operation_self_times, self.module_self_times = store.operation_self_times, store.module_self_times
+            self.edge_gaps, self.edge_durations = store.edge_gaps, store.edge_durations
+
+    answer = AttributionEngine(Plain(world(1, Trouble()))).attribute(SpanSLI("nobody"), BASELINE, BURNING)
+    assert answer.incomplete == "baseline holds 0 requests of nobody, fewer than 10"
 
 
 def test_evidence_shows_both_windows_the_count_and_spans_to_open():
