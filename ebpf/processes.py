@@ -14,13 +14,16 @@ from pasta_otel.ebpf.ports import Refusal
 from pasta_otel.ebpf.process_context import ProcessContext, context_address, published_at, read_context
 
 SOONEST_S, LATEST_S = 0.1, 15.0
-AGE_PART = 8
+LIKELY_PART, AGE_PART = 8, 2
 """A process's map is read again after this part of its age, within these bounds: imports take their time, and then
-nothing changes. A program's age counts from its exec."""
+nothing changes. A program's age counts from its exec, where a probe tells of it."""
+LIKELY = "python"
+"""Programs that map such a file are likely to publish, and looked at more often than shells and compilers."""
 GLANCES = 32
 """Most processes that one glance reads: a storm of short programs is not worth the agent's budget."""
 READ_SIZE = 1 << 16
 CAP_SYS_PTRACE = 19
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 HOST_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO in include/linux/proc_ns.h."""
 
@@ -91,12 +94,14 @@ class Process:
         address: Where its context is mapped.
         libraries: Mapped libraries that somebody wants.
         namespace: Device and inode of its pid namespace.
+        began_s: When its program began, as far as it is known, on the table's clock.
+        next_scan_s: When to read its map again.
         unreadable: Its map, or what it publishes, may not be read.
     """
 
-    def __init__(self, pid: int, start: int, first_seen_s: float) -> None:
+    def __init__(self, pid: int, start: int, began_s: float) -> None:
         self.pid, self.start = pid, start
-        self.first_seen_s, self.next_scan_s = first_seen_s, 0.0
+        self.began_s, self.next_scan_s = began_s, 0.0
         self.context: ProcessContext | None = None
         self.address: int | None = None
         self.libraries: tuple[Library, ...] = ()
@@ -136,14 +141,21 @@ class ProcessTable:
         proc: ``/proc``.
         library: Start of the file names of libraries to find, e.g. ``libcuda.so``.
         now_s: A clock that does not go back, seconds.
+        boot_s: Seconds since boot, by which the kernel stamps processes.
     """
 
-    def __init__(self, proc: Path, library: str, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._proc, self._now = proc, now_s
+    def __init__(
+        self,
+        proc: Path,
+        library: str,
+        now_s: Callable[[], float] = time.monotonic,
+        boot_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
+        self._proc, self._now, self._boot = proc, now_s, boot_s
         self._name = library
         self._library = re.compile(rf"^\S+ ..x\S* \S+ (\S+) (\d+)\s+(/\S*/{re.escape(library)}\S*)", re.MULTILINE)
         self.processes: dict[int, Process] = {}
-        self._expected: dict[int, float] = {}  # pid -> when to look
+        self._expected: dict[int, tuple[float, bool]] = {}  # pid -> when to look, and whether it may be a thread
         self._agenda: list[tuple[float, int]] = []  # when to look, pid; the first is the next
 
     def scan(self, hints: Iterable[int] = ()) -> Changes:
@@ -170,21 +182,21 @@ class ProcessTable:
         for pid in started:
             known = self.processes.get(pid)
             if known is not None:
-                known.first_seen_s = now
+                known.began_s = now
                 self._plan(known, now + SOONEST_S)
-            self._expected[pid] = now + SOONEST_S  # nothing publishes, or maps a driver, sooner
+            self._expected[pid] = now + SOONEST_S, False  # nothing publishes, or maps a driver, sooner
         for pid in (*forked, *ended):
-            self._expected[pid] = now
+            self._expected[pid] = now, True
 
     def glance(self) -> Changes:
         """Look at what was noted and at young processes whose time has come; without a list of all, so it is cheap."""
         now, found = self._now(), _Found()
-        noted = [pid for pid, due_s in self._expected.items() if due_s <= now][:GLANCES]
-        for pid in noted:
-            del self._expected[pid]
-        for pid in dict.fromkeys([*noted, *self._due_until(now, GLANCES - len(noted))]):
-            if pid in self.processes or self._leads(pid):
-                self._visit(pid, now, found, certain=pid in noted)
+        for pid in [pid for pid, (due_s, _) in self._expected.items() if due_s <= now][:GLANCES]:
+            _, doubtful = self._expected.pop(pid)
+            if not doubtful or pid in self.processes or self._leads(pid):
+                self._visit(pid, now, found, certain=True)
+        for pid in self._due_until(now, GLANCES):
+            self._visit(pid, now, found, certain=False)
         return found.changes()
 
     def _due_until(self, now: float, limit: int) -> list[int]:
@@ -210,7 +222,8 @@ class ProcessTable:
         if start is None:
             return
         if known is None:
-            known = self.processes[pid] = Process(pid, start, now)
+            age_s = max(self._boot() - start / TICKS_PER_S, 0.0)
+            known = self.processes[pid] = Process(pid, start, now - age_s)
             found.appeared.append(known)
             self._look(known, now)
         elif self._look(known, now) or certain:
@@ -245,8 +258,9 @@ class ProcessTable:
             process.address is not None and context is None and self._closed(process.pid, "mem")
         )
         if context is None and process.context is not None:  # another program, which nobody told us of
-            process.first_seen_s = now
-        self._plan(process, now + min(max((now - process.first_seen_s) / AGE_PART, SOONEST_S), LATEST_S))
+            process.began_s = now
+        part = LIKELY_PART if LIKELY in maps or context is not None else AGE_PART
+        self._plan(process, now + min(max((now - process.began_s) / part, SOONEST_S), LATEST_S))
         process.context = context
         process.libraries = tuple(self._libraries(process.pid, maps))
         process.namespace = self._namespace(process.pid)

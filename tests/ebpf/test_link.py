@@ -171,7 +171,7 @@ def test_a_process_that_starts_another_program_is_found_again_long_before_its_tu
         observer = observe(loader)
         observer.start()
         known = observer.processes.processes[app.pid]
-        known.first_seen_s -= 3600  # an old process, which is looked at every 15 s
+        known.began_s -= 3600  # an old process, which is looked at every 15 s
         known.next_scan_s = time.monotonic() + 15
         app.go_on()
         app.until("ready")

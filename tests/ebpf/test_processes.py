@@ -2,9 +2,18 @@
 
 from pathlib import Path
 
-from pasta_otel.ebpf.processes import GLANCES, HOST_PID_NAMESPACE, LATEST_S, ProcessTable, may_trace, seen_from
+from pasta_otel.ebpf.processes import (
+    GLANCES,
+    HOST_PID_NAMESPACE,
+    LATEST_S,
+    TICKS_PER_S,
+    ProcessTable,
+    may_trace,
+    seen_from,
+)
 
-MAP = "7f00-8f00 r-xp 00000000 08:01 {inode} /usr/lib/libcuda.so.1\n"
+PYTHON = "0-1 r-xp 00000000 08:01 3 /usr/bin/python3.11\n"
+MAP = PYTHON + "7f00-8f00 r-xp 00000000 08:01 {inode} /usr/lib/libcuda.so.1\n"
 
 
 class World:
@@ -12,14 +21,14 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.proc, self.now_s = folder, 1000.0
-        self.table = ProcessTable(folder, "libcuda.so", now_s=lambda: self.now_s)
+        self.table = ProcessTable(folder, "libcuda.so", now_s=lambda: self.now_s, boot_s=lambda: self.now_s)
 
-    def process(self, pid: int, inode: int = 0, leader: int = 0) -> None:
+    def process(self, pid: int, inode: int = 0, leader: int = 0, began_s: float = 1000.0) -> None:
         folder = self.proc / str(pid)
         folder.mkdir(exist_ok=True)
-        (folder / "stat").write_text(f"{pid} (a) S {' '.join(['0'] * 18)} {pid} 4096 0\n")
+        (folder / "stat").write_text(f"{pid} (a) S {' '.join(['0'] * 18)} {int(began_s * TICKS_PER_S)} 4096 0\n")
         (folder / "status").write_text(f"Name:\ta\nTgid:\t{leader or pid}\nPid:\t{pid}\n")
-        (folder / "maps").write_text(MAP.format(inode=inode) if inode else "0-1 r--p 0 0:0 0\n")
+        (folder / "maps").write_text(MAP.format(inode=inode) if inode else PYTHON)
 
     def seen(self, pid: int) -> bool:
         return bool(self.table.processes[pid].libraries)
@@ -47,11 +56,20 @@ def test_what_a_process_maps_later_is_seen_after_an_eighth_of_its_age(tmp_path):
         assert world.until_seen(5) <= age_s / 8 + 0.15
 
 
+def test_processes_that_were_there_long_before_the_agent_are_no_young_ones(tmp_path):
+    world = World(tmp_path)
+    world.process(5, began_s=10.0)
+    world.process(6, began_s=996.0)
+    world.table.scan()
+    assert world.table.processes[5].next_scan_s == world.now_s + LATEST_S
+    assert world.table.processes[6].next_scan_s == world.now_s + 4.0 / 8
+
+
 def test_an_old_process_that_starts_another_program_is_young_again(tmp_path):
     world = World(tmp_path)
     world.process(5)
     world.table.scan()
-    world.table.processes[5].first_seen_s -= 3600
+    world.table.processes[5].began_s -= 3600
     world.now_s += LATEST_S
     world.table.scan()
     assert world.table.processes[5].next_scan_s == world.now_s + LATEST_S
