@@ -16,12 +16,10 @@ from pasta_otel.context import selected
 from pasta_otel.errors import InputError
 from pasta_otel.model import OpSpan
 
-DEFAULT_TIER = 2
-"""Module spans for sampled traces (docs/design/0001, capture tiers)."""
+DEFAULT_TIER = semconv.CAPTURE_DEFAULT_TIER
 MODULE_TIER = 2
 FULL_TIER = 3
 MAX_TIER = 4
-RESTING_TIER = 1  # what the controller serves while nothing burns
 NEVER_UNIX_NANO = 1 << 63
 
 
@@ -73,7 +71,8 @@ class CaptureState:
     def apply(self, flag: Mapping[str, Any] | None) -> None:
         """Take over the flag ``pasta.capture``: ``{"tier", "targets": [{"service", "operation"}], "until"}``.
 
-        Without a flag, and at the controller's resting tier 1, the app's own default holds; 0 turns module spans off.
+        Without a flag, and at the default tier that the controller serves while nothing burns, the app's own default
+        holds; below it no module spans are made.
         ``until`` is RFC 3339; without it the tier holds until the flag changes.
 
         Raises:
@@ -85,7 +84,7 @@ class CaptureState:
         tier = flag["tier"]
         if not isinstance(tier, int) or isinstance(tier, bool) or not 0 <= tier <= MAX_TIER:
             raise InputError(f"expected 0 to {MAX_TIER}, got {tier!r}", field="pasta.capture.tier")
-        if tier == RESTING_TIER:
+        if tier == DEFAULT_TIER:
             self.lower()
             return
         until, targets = _deadline(flag.get("until")), _targets(flag.get("targets") or ())

@@ -48,6 +48,8 @@ BREAKER_SEQUENCE = "pasta.breaker.sequence"
 # flags
 FLAG_DEGRADE_PREFIX = "degrade."
 FLAG_CAPTURE = "pasta.capture"
+CAPTURE_DEFAULT_TIER = 2
+"""While nothing raises it: module spans for sampled traces (docs/design/0001, capture tiers)."""
 
 # host counters by process (cumulative; seconds unless said otherwise)
 RUN_DELAY = "run_delay_seconds"  # /proc/PID/schedstat, second field

@@ -276,7 +276,9 @@ class ActionEngine:
     def _raise_capture(self, state: SLOState, burn: int, cause: Cause | None, now: int) -> list[ActionRecord]:
         """Raise the tier once per burn and per new cause, one raise at a time."""
         tier, key = self._policy.capture_tier, f"capture:{_cause_text(cause) if cause else ''}"
-        if tier is None or self._policy.mode == "off" or self._journal.state.capture:
+        if tier is None or tier <= semconv.CAPTURE_DEFAULT_TIER:  # nothing to raise
+            return []
+        if self._policy.mode == "off" or self._journal.state.capture:
             return []
         if self._journal.state.has_seen(state.name, burn, key) or self._flags.pinned_by(semconv.FLAG_CAPTURE):
             return []

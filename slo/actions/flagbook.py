@@ -12,7 +12,7 @@ from pasta_otel.clock import Clock
 from pasta_otel.errors import InputError
 from pasta_otel.slo.actions.times import to_rfc3339
 
-CAPTURE_DEFAULT: Mapping[str, Any] = {"tier": 1, "targets": [], "until": ""}
+CAPTURE_DEFAULT: Mapping[str, Any] = {"tier": semconv.CAPTURE_DEFAULT_TIER, "targets": [], "until": ""}
 
 
 @dataclass(frozen=True, slots=True)

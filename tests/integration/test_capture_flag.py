@@ -57,6 +57,11 @@ def test_the_tier_follows_the_controllers_flag_and_goes_back(served) -> None:
     wait_for(lambda: capture.tier("POST /risk") == 2)
 
 
+def test_the_controller_serves_the_tier_that_an_application_works_at_by_itself(served) -> None:
+    book, _, _ = served
+    assert book.value(KEY)["tier"] == CaptureState().tier()
+
+
 def test_without_a_named_controller_nobody_is_asked() -> None:
     before = threading.active_count()
     assert not follow_capture_flag(CaptureState(), {})

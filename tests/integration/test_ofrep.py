@@ -116,7 +116,7 @@ def test_an_openfeature_client_reads_the_flag_before_during_and_after(controller
 
 
 def test_an_openfeature_client_reads_the_capture_flag_as_an_object(controller, openfeature):
-    assert openfeature.get_object_value("pasta.capture", {})["tier"] == 1
+    assert openfeature.get_object_value("pasta.capture", {})["tier"] == 2
     controller.engine.pin("pasta.capture", CAPTURE, "alice", "look closer")
     assert openfeature.get_object_value("pasta.capture", {}) == CAPTURE
 
@@ -198,7 +198,7 @@ def test_an_application_degrades_hears_of_it_and_its_breaker_opens(controller, a
     controller.engine.pin(FLAG, False, "alice", "drill")
     eventually(lambda: app.flag(FLAG) is False and heard == [True, False])
     assert breaker.state is app.BreakerState.CLOSED
-    assert app.flag("pasta.capture", {}) == {"tier": 1, "targets": [], "until": ""}
+    assert app.flag("pasta.capture", {}) == {"tier": 2, "targets": [], "until": ""}
 
 
 def test_breakers_and_handlers_made_before_follow_the_controller_that_is_configured_later(controller, app):

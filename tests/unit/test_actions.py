@@ -365,7 +365,7 @@ def test_a_pin_that_cannot_be_is_refused(world, key, value, kind):
 
 def test_the_capture_flag_is_an_object(world):
     wanted = {"tier": 3, "targets": [{"service": "model", "operation": "POST /risk"}], "until": "2027-01-15T08:05:00Z"}
-    assert world.engine.evaluate("pasta.capture")["value"]["tier"] == 1
+    assert world.engine.evaluate("pasta.capture")["value"]["tier"] == 2
     assert world.engine.pin("pasta.capture", wanted, "alice", "look closer")["value"] == wanted
 
 
@@ -390,14 +390,22 @@ def test_a_burn_raises_capture_for_a_bounded_time_once(closer):
         assert closer.tick(model) == []
     assert closer.tick(model) == [("capture.raise", "pasta.capture", "reverted")]
     assert closer.tick(model) == []
-    assert closer.engine.evaluate("pasta.capture")["value"]["tier"] == 1
+    assert closer.engine.evaluate("pasta.capture")["value"]["tier"] == 2
+
+
+@pytest.mark.parametrize("tier", [1, 2])
+def test_a_policy_never_lowers_capture_while_an_slo_burns(tmp_path, tier):
+    calm = World(tmp_path, capture={"tier": tier, "seconds": 30})
+    assert calm.tick(slo("burning")) == []
+    assert calm.engine.evaluate("pasta.capture")["value"]["tier"] == 2
+    calm.audit.close()
 
 
 def test_capture_goes_back_when_the_slo_is_well_but_not_on_no_data(closer):
     closer.tick(slo("burning"))
     assert closer.tick(NO_DATA) == []
     assert closer.tick(OK) == [("capture.raise", "pasta.capture", "reverted")]
-    assert closer.engine.evaluate("pasta.capture")["value"]["tier"] == 1
+    assert closer.engine.evaluate("pasta.capture")["value"]["tier"] == 2
 
 
 def test_without_a_tier_in_the_policy_capture_stays_as_it_is(world):
