@@ -4,8 +4,9 @@ Every subject is a process of its own that gets the same requests (OTLP/HTTP, pr
 default batch) over two kept connections for one window; subjects alternate, in rotated order, over all rounds. Beside
 spans/s the CPU time of the subject per span is kept, which says more on a machine that is shared.
 
-The load: 64 distinct requests of 512 spans in traces of 8 with six attributes, sent again and again, so the store sees
-repeated ids. The rate is that of accepted spans; what our sinks did with them stands in ``accounts``.
+The load: 64 distinct requests of 512 spans in traces of 8 with six attributes, made for each window, sent again and
+again with other trace ids: the store leaves out what it has already. The rate is that of accepted spans; what our sinks
+did with them stands in ``accounts``.
 The limit: one Python process holds the GIL for decoding and columns, so receiver and store share one core; rotel has
 both.
 """
@@ -31,6 +32,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from pasta_otel.exporters.forward import ForwardConfig, Forwarder
@@ -86,17 +88,44 @@ def _body(rng: random.Random) -> bytes:
 # ---- the load generator
 
 
-def _posts(port: int, requests: list[bytes]) -> list[bytes]:
-    head = f"POST /v1/traces HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/x-protobuf\r\n"
-    return [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in requests]
+class Post:
+    """One HTTP request whose trace ids can be changed in place.
+
+    Args:
+        port: Where it is sent.
+        body: The OTLP request.
+    """
+
+    def __init__(self, port: int, body: bytes) -> None:
+        head = f"POST /v1/traces HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/x-protobuf\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
+        self.data = bytearray(head.encode() + body)
+        spans = ExportTraceServiceRequest.FromString(body).resource_spans[0].scope_spans[0].spans
+        found, position = [], 0
+        for span in spans:
+            position = self.data.index(b"\x0a\x10" + span.trace_id, position) + 2
+            found.append(position)
+        self._places = np.add.outer(np.array(found), np.arange(8))
+        self._bytes = np.frombuffer(self.data, dtype=np.uint8)
+        self._bytes.flags.writeable = True
+
+    def renew(self, key: bytes) -> None:
+        """Change every trace id, by eight bytes, alike within each trace."""
+        self._bytes[self._places] ^= np.frombuffer(key, dtype=np.uint8)
 
 
-def _drive(port: int, posts: list[bytes], until: float, done: list[int]) -> None:
+def _posts(port: int, requests: list[bytes]) -> list[Post]:
+    return [Post(port, body) for body in requests]
+
+
+def _drive(port: int, posts: list[Post], until: float, done: list[int]) -> None:
     accepted = number = 0
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while time.monotonic() < until:
-            connection.sendall(posts[number % len(posts)])
+            post = posts[number % len(posts)]
+            post.renew(os.urandom(8))
+            connection.sendall(post.data)
             number += 1
             if _status(connection) == 200:
                 accepted += SPANS
@@ -122,14 +151,12 @@ def _closed() -> bytes:
     raise ConnectionError("the subject closed the connection")
 
 
-def window(port: int, pid: int, posts: list[bytes]) -> dict[str, float]:
+def window(port: int, pid: int, requests: list[bytes]) -> dict[str, float]:
     """Send for one window and return what was accepted and what it cost."""
+    posts = [_posts(port, requests[n::CONNECTIONS]) for n in range(CONNECTIONS)]
     done: list[int] = []
     begin, cpu = time.monotonic(), _cpu_s(pid)
-    threads = [
-        threading.Thread(target=_drive, args=(port, posts[n:] + posts[:n], begin + WINDOW_S, done))
-        for n in range(CONNECTIONS)
-    ]
+    threads = [threading.Thread(target=_drive, args=(port, own, begin + WINDOW_S, done)) for own in posts]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -220,11 +247,11 @@ def run() -> dict[str, Any]:
         upstream, _ = stack.enter_context(subject("rotel blackhole", 0, folder))
         running = {kind: stack.enter_context(subject(kind, upstream, folder)) for kind in SUBJECTS}
         for kind in SUBJECTS:  # connections, caches and code paths once before anything counts
-            window(running[kind][0], running[kind][1].pid, _posts(running[kind][0], requests))
+            window(running[kind][0], running[kind][1].pid, requests)
         for number in range(ROUNDS):
             for kind in (*SUBJECTS[number % len(SUBJECTS) :], *SUBJECTS[: number % len(SUBJECTS)]):
                 port, process = running[kind]
-                windows[kind].append(window(port, process.pid, _posts(port, requests)))
+                windows[kind].append(window(port, process.pid, bodies()))
                 time.sleep(1.0)  # queues run dry, so that one subject does not pay for another
         accounts = {kind: _account(running[kind][1]) for kind in SUBJECTS if not kind.startswith("rotel")}
     return _report(windows, len(requests[0]) / SPANS) | {"accounts": accounts, "windows": windows}

@@ -17,6 +17,7 @@ from pasta_otel.errors import InputError, StateError
 from pasta_otel.exporters.ledger import Ledger
 from pasta_otel.exporters.receiver.batch import SpanBatch
 from pasta_otel.exporters.store import counts, examples
+from pasta_otel.exporters.store.aged import Aged, say_opened
 from pasta_otel.exporters.store.dimensions import Dimensions
 from pasta_otel.exporters.store.missing import with_late, with_lost
 from pasta_otel.exporters.store.questions import Questions
@@ -56,6 +57,7 @@ class StoreConfig:
         memory_limit_bytes: What DuckDB may use.
         threads: What DuckDB may use.
         closing: When a trace's self times and edge gaps are written.
+        check_all: Look for every span among those that are stored already: for imports, where a file may come twice.
     """
 
     max_bytes: int = 4 * 1024**3
@@ -67,6 +69,7 @@ class StoreConfig:
     memory_limit_bytes: int = 2 * 1024**3
     threads: int = 2
     closing: Closing = field(default_factory=Closing)
+    check_all: bool = False
 
     def __post_init__(self) -> None:
         """Check that every bound is positive."""
@@ -110,6 +113,8 @@ class DuckDBSpanStore:
             flush_interval_s=config.flush_interval_s,
             grace_ns=int(config.grace_s * 1e9),
             meter=meter,
+            check_all=config.check_all,
+            aged=Aged(int(config.max_age_s * 1e9)),
         )
         self._retention = Retention(
             self._cursor,
@@ -151,12 +156,14 @@ class DuckDBSpanStore:
         config = config or StoreConfig()
         connection = connect(path, memory_limit_bytes=config.memory_limit_bytes, threads=config.threads)
         ledger = ledger or Ledger([cls.name])
-        in_memory = path == MEMORY
+        in_memory, clock = path == MEMORY, clock or SystemClock()
         try:
-            return cls(connection, config, ledger, clock or SystemClock(), in_memory=in_memory, meter=meter)
+            store = cls(connection, config, ledger, clock, in_memory=in_memory, meter=meter)
+            store._say_aged(path)
         except Exception as error:  # whatever a damaged file makes of the first look at its tables
             connection.close()
             raise damaged(path, error) from error
+        return store
 
     # ---- in
 
@@ -281,6 +288,14 @@ class DuckDBSpanStore:
         if self._closed:
             raise StateError("the span store is closed")
         return self._connection.cursor()
+
+    def _say_aged(self, path: str) -> None:
+        max_age_ns = int(self._config.max_age_s * 1e9)
+        query = "select count(*) from spans where end_unix_nano > 0 and end_unix_nano < ?"
+        with self._cursor() as cursor:
+            spans = int(cursor.execute(query, [self._clock.unix_nano() - max_age_ns]).fetchall()[0][0])
+        if spans:
+            say_opened(path, spans, max_age_ns)
 
     def _first_event(self, now_unix_nano: int) -> int:
         # fetchall, here as elsewhere: a result that is not read to its end keeps a transaction open, and an old

@@ -9,14 +9,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from opentelemetry.metrics import Meter, NoOpMeter
 
 from pasta_otel import semconv
 from pasta_otel.clock import Clock
 from pasta_otel.exporters.ledger import Ledger
 from pasta_otel.exporters.receiver.batch import SpanBatch
+from pasta_otel.exporters.store.aged import Aged
 from pasta_otel.exporters.store.columns import MAX_INT64, Columns, concatenate, span_columns, texts
 from pasta_otel.exporters.store.dimensions import Dimensions
+from pasta_otel.exporters.store.duplicates import Suspects, repeated, stored
 from pasta_otel.exporters.store.missing import Missing, services
 from pasta_otel.exporters.store.schema import with_transaction
 from pasta_otel.exporters.store.traces import OpenTraces, Times
@@ -25,6 +28,7 @@ from pasta_otel.model import HostSample
 logger = logging.getLogger(__name__)
 
 _LOSS_NS = 60_000_000_000  # between two log lines of one run of losses; a failure older than this says nothing of now
+DUPLICATE = "duplicate"
 _ROWS_AT_ONCE = 50_000  # of one insert: bounds the writer's memory when the queue is long
 
 
@@ -42,6 +46,8 @@ class Writer:
         flush_interval_s: A batch waits at most this long for company.
         grace_ns: Spans that arrive later after their end are counted as late.
         meter: Where late spans are counted.
+        check_all: Look for every span among those that are stored, not only for those that may have come before.
+        aged: Told of what is written.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of the world that it uses
@@ -57,6 +63,8 @@ class Writer:
         flush_interval_s: float,
         grace_ns: int,
         meter: Meter | None = None,
+        check_all: bool = False,
+        aged: Aged | None = None,
     ) -> None:
         self._connection, self._dimensions, self._traces, self._ledger = connection, dimensions, traces, ledger
         self._sink, self._clock, self._grace_ns = sink, clock, grace_ns
@@ -69,6 +77,9 @@ class Writer:
         self._stopping = False
         self._settle_all = False
         self._failed = False
+        self._suspects = Suspects(clock.unix_nano(), everything=check_all)
+        self._newest_unix_nano = _newest(connection)
+        self._aged = aged
         self.lost, self.late = Missing(), Missing()
         self.loss = Losses(clock)
         spec = semconv.METRICS[semconv.STORE_LATE]
@@ -155,18 +166,35 @@ class Writer:
         rows = sum(len(batch) for batch in batches)
         try:
             columns = concatenate([span_columns(batch, self._dimensions) for batch in batches])
-            self._insert("spans", columns)
+            twice = self._twice(batches, columns)
+            columns = {name: column[~twice] for name, column in columns.items()} if twice.any() else columns
+            if len(columns["span_id"]):
+                self._insert("spans", columns)
         except Exception as error:  # noqa: BLE001 - counted as dropped; telemetry must not stop the process
             self._lose(batches, rows, error)
             return
         self._failed = False
         self.loss.over()
-        self._settled(rows, ok=rows)
-        late = int((columns["lateness_ns"] > self._grace_ns).sum())
-        if late:
-            self._late.add(late)
-            self._note_late(batches, columns["lateness_ns"] > self._grace_ns)
+        written = len(columns["span_id"])
+        self._settled(rows, ok=written, dropped={DUPLICATE: rows - written} if written < rows else None)
+        if not written:
+            return
+        self._newest_unix_nano = max(self._newest_unix_nano, int(columns["end_unix_nano"].max()))
+        is_late = np.zeros(rows, dtype=bool)
+        is_late[~twice] = columns["lateness_ns"] > self._grace_ns
+        if is_late.any():
+            self._late.add(int(is_late.sum()))
+            self._note_late(batches, is_late)
+        if self._aged is not None:
+            self._aged.note(columns["end_unix_nano"], self._clock.unix_nano(), self._clock.monotonic_ns())
         self._guarded(self._traces.add, columns, self._clock.monotonic_ns())
+
+    def _twice(self, batches: Sequence[SpanBatch], columns: Columns) -> NDArray[np.bool_]:
+        """Say of each row whether its span is stored already, or stands in an earlier one of these batches."""
+        suspects = self._suspects.among(batches, columns["end_unix_nano"])
+        if not suspects.any():
+            return suspects
+        return repeated(columns) | stored(self._connection, columns, suspects, self._newest_unix_nano)
 
     def _lose(self, batches: Sequence[SpanBatch], rows: int, error: Exception) -> None:
         self.loss.happened(rows, error)
@@ -281,6 +309,11 @@ class Losses:
         if not spans or self._clock.monotonic_ns() - self._last_ns > _LOSS_NS:
             return ""
         return f"spans are lost: {spans} could not be stored so far: {self.why}"
+
+
+def _newest(connection: Any) -> int:
+    """Return when the last stored span ended; 0 = there is none."""
+    return int(connection.execute("select coalesce(max(end_unix_nano), 0) from spans").fetchall()[0][0])
 
 
 def _delete_replaced(connection: Any, times: Times) -> None:

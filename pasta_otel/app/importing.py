@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from pasta_otel.exporters.receiver import wire
 from pasta_otel.exporters.receiver.decode import TraceDecoder
 from pasta_otel.exporters.receiver.otlpjson import to_protobuf
 from pasta_otel.exporters.store import DuckDBSpanStore, StoreConfig
+from pasta_otel.exporters.store.writer import DUPLICATE
 from pasta_otel.model import Attributes, SpanColumns
 
 ROWS_A_REQUEST = 4000
@@ -35,15 +36,39 @@ ROOM_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class Delivered:
-    """What became of the spans: ``spans = ok + sum(dropped)``."""
+    """What became of the spans: ``spans = ok + sum(dropped)``.
+
+    Attributes:
+        spans: How many there were.
+        ok: How many arrived.
+        dropped: Why the others did not.
+        lost: How many of the dropped should have arrived: neither bad nor there already.
+        why: What is wrong with the destination.
+        aged: How many ended longer ago than a sidecar keeps spans by default.
+    """
 
     spans: int = 0
     ok: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    lost: int = 0
+    why: str = ""
+    aged: int = 0
+
+    def note_ends(self, ends: Sequence[int]) -> None:
+        """Take note of when spans ended, in ns; 0 = unfinished."""
+        limit = time.time_ns() - int(StoreConfig().max_age_s * 1e9)
+        self.aged += sum(0 < end < limit for end in ends)
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-compatible form."""
-        return {"spans": self.spans, "ok": self.ok, "dropped": dict(self.dropped)}
+        return {
+            "spans": self.spans,
+            "ok": self.ok,
+            "dropped": dict(self.dropped),
+            "lost": self.lost,
+            "why": self.why,
+            "aged": self.aged,
+        }
 
 
 class SpanTarget(Protocol):
@@ -105,11 +130,13 @@ class StoreTarget:
 
     def __init__(self, path: str) -> None:
         self._ledger = Ledger([DuckDBSpanStore.name])
+        self._delivered = Delivered()
         config = StoreConfig(
             max_age_s=KEEP_ALL_S,
             max_bytes=KEEP_ALL_BYTES,
             queue_spans=QUEUE_SPANS,
             memory_limit_bytes=STORE_MEMORY_BYTES,
+            check_all=True,
         )
         self._store = DuckDBSpanStore.open(path, self._ledger, config)
         self._decoder = TraceDecoder()
@@ -124,6 +151,7 @@ class StoreTarget:
             if time.monotonic() > deadline:
                 raise MissingError(f"the store took no spans for {ROOM_TIMEOUT_S:.0f} s", how="check the disk it is on")
             time.sleep(0.01)
+        self._delivered.note_ends(batch.end_time_unix_nano)
         refused = Counter(decoded.rejected) + Counter({"bad_field": rejected} if rejected else {})
         self._ledger.receive(decoded.received + rejected, refused)
         if len(batch):
@@ -132,11 +160,15 @@ class StoreTarget:
     def close(self) -> Delivered:
         """Write what waits and close the file."""
         self._store.flush(ROOM_TIMEOUT_S, settle=True)
+        done = self._delivered
+        done.why = self._store.trouble()
         self._store.close(ROOM_TIMEOUT_S)
         account = self._ledger.snapshot().as_dict()
         sink = account["sinks"][DuckDBSpanStore.name]
-        dropped = Counter(account["rejected"]) + Counter(sink["dropped"])
-        return Delivered(account["received"], sink["ok"], dropped)
+        done.spans, done.ok = account["received"], sink["ok"]
+        done.dropped = Counter(account["rejected"]) + Counter(sink["dropped"])
+        done.lost = sum(count for reason, count in sink["dropped"].items() if reason != DUPLICATE)
+        return done
 
 
 class OtlpTarget:
@@ -167,8 +199,11 @@ class OtlpTarget:
             return
         outcome = self._sender.send(decoded.batch.body, len(decoded.batch))
         done.ok += outcome.ok
+        done.note_ends(decoded.batch.end_time_unix_nano)
         if outcome.dropped:
             done.dropped[outcome.reason] += outcome.dropped
+            done.lost += outcome.dropped
+            done.why = f"{self._sender.config.target} took not all: {outcome.reason}"
         if not done.ok and outcome.dropped:
             target = self._sender.config.target
             raise MissingError(f"nothing reached {target}: {outcome.reason}", how=help_for(outcome.reason))

@@ -37,19 +37,27 @@ DEFAULT_SERVICE = "pytorch"
     show_default=True,
     help="A store file, the OTLP server of OTEL_EXPORTER_OTLP_*, or analysis and findings on stdout.",
 )
-@click.option("--store", default=DEFAULT_STORE, show_default=True, metavar="FILE", help="With --to store: the file.")
+@click.option("--store", default=None, metavar="FILE", help=f"With --to store: the file.  [default: {DEFAULT_STORE}]")
 @click.option("--service", default=DEFAULT_SERVICE, show_default=True, help="service.name of imported profiler traces.")
 @click.option("--strict", is_flag=True, help="Refuse a damaged trace instead of keeping what can be read.")
 @click.option("--python-frames", is_flag=True, help="Also make spans of Python frames.")
-@click.option("--max-events", default=20_000_000, show_default=True, help="Refuse a trace with more; 64 bytes each.")
+@click.option(
+    "--max-events",
+    default=20_000_000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Refuse a trace with more; 64 bytes each.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document about what was imported.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
+@click.pass_context
 def command(  # noqa: PLR0913 - one parameter an option
+    ctx: click.Context,
     *,
     files: tuple[Path, ...],
     format_: str,
     to: str,
-    store: str,
+    store: str | None,
     service: str,
     strict: bool,
     python_frames: bool,
@@ -58,24 +66,78 @@ def command(  # noqa: PLR0913 - one parameter an option
     quiet: bool,
 ) -> None:
     """Import FILES (or folders): PyTorch profiler (Kineto) traces of one job, OTLP JSON, or Jaeger JSON."""
+    if store is not None and to != "store":
+        raise click.UsageError(f"--store FILE needs --to store; this is --to {to}")
     try:
         from pasta_otel.gpu.kineto import ReadOptions  # noqa: PLC0415 - msgspec and numpy are an optional extra
     except ImportError as error:
         raise MissingError(f"{error.name} is not installed", how="pip install 'pasta-otel[gpu]'") from error
-    files = tuple(_expand(files))
-    kinds = {path: format_ if format_ != "auto" else _detect(path) for path in files}
+    kinds, unread = _kinds(files, format_, strict=strict)
     options = ReadOptions(strict=strict, most_rows=max_events)
-    profiles = [path for path in files if kinds[path] == "kineto"]
-    requests = [path for path in files if kinds[path] != "kineto"]
-    with _progress(files, quiet=quiet) as advance:
+    profiles = [path for path in kinds if kinds[path] == "kineto"]
+    requests = [path for path in kinds if kinds[path] != "kineto"]
+    report: dict[str, Any]
+    with _progress(list(kinds), quiet=quiet) as advance:
         if to == "json":
             report = _report(profiles, requests, kinds, options, advance)
         else:
             report = _deliver(
-                to, _target(to, store), profiles, requests, kinds, options, advance, service, python_frames
+                to,
+                _target(to, store or DEFAULT_STORE),
+                profiles,
+                requests,
+                kinds,
+                options,
+                advance,
+                service,
+                python_frames,
             )
+    if unread:
+        report["unread"] = [{"file": str(refusal.file), "why": refusal.message} for refusal in unread]
+        for refusal in unread:
+            click.echo(f"warning: {refusal}; not imported", err=True)
     text = json.dumps(report, indent=2, allow_nan=False) if as_json or to == "json" else "\n".join(_lines(report))
     click.echo(text)
+    ctx.exit(_end(report.get("delivered")))
+
+
+def _end(delivered: dict[str, Any] | None) -> int:
+    """Say what went wrong with what was sent or stored; return the exit code."""
+    if not delivered:
+        return 0
+    if delivered["aged"]:
+        click.echo(
+            f"warning: {delivered['aged']} spans ended more than 48 h ago: a sidecar deletes such spans at once, unless"
+            " its --store-max-hours is larger",
+            err=True,
+        )
+    if not delivered["lost"]:
+        return 0
+    why = f": {delivered['why']}" if delivered["why"] else ""
+    click.echo(f"pasta-otel: {delivered['lost']} of {delivered['spans']} spans are lost{why}", err=True)
+    return MissingError.exit_code
+
+
+def _kinds(given: Sequence[Path], format_: str, *, strict: bool) -> tuple[dict[Path, str], list[InputError]]:
+    """Return each file's format, and why files of a folder are none of ours; one that was named must be one.
+
+    Raises:
+        InputError: A file that was named is no trace, or no file of a folder is.
+    """
+    kinds: dict[Path, str] = {}
+    unread: list[InputError] = []
+    for path in given:
+        before = len(kinds)
+        for file in _expand([path]):
+            try:
+                kinds[file] = format_ if format_ != "auto" else _detect(file)
+            except InputError as error:
+                if strict or not path.is_dir():
+                    raise
+                unread.append(error)
+        if path.is_dir() and len(kinds) == before:
+            raise InputError(f"no trace in this folder; the first file: {unread[-1].message}", file=str(path))
+    return kinds, unread
 
 
 def _expand(paths: Sequence[Path]) -> Iterator[Path]:

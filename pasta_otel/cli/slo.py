@@ -36,7 +36,7 @@ from pasta_otel.slo.spec.document import Problem
 from pasta_otel.slo.spec.load import SpecSet, check, load
 from pasta_otel.slo.windows import DEFAULT, lint, load_windows
 
-KEEP_ALL_SECONDS = 100 * 365 * 86_400.0  # looking at a store must not delete from it
+KEEP_ALL_SECONDS, KEEP_ALL_BYTES = 4e9, 2**60  # since 1970, 1 EiB: looking at a store must not delete from it
 EXIT_FINE, EXIT_NO, EXIT_NO_DATA = 0, 1, 3
 
 
@@ -172,7 +172,7 @@ def _open_store(path: Path, undo: ExitStack) -> SpanCounter:
 
     if not path.exists():
         raise InputError("no such file", file=str(path))
-    store = DuckDBSpanStore.open(str(path), config=StoreConfig(max_age_s=KEEP_ALL_SECONDS))
+    store = DuckDBSpanStore.open(str(path), config=StoreConfig(max_age_s=KEEP_ALL_SECONDS, max_bytes=KEEP_ALL_BYTES))
     undo.callback(store.close)
     return store
 

@@ -180,9 +180,9 @@ def test_a_store_file_holds_every_span_once_it_is_imported(tmp_path, capsys):
     assert code == 0, err
     trace = read_trace(ALEXNET).timeline
     expected = 1 + len(trace.ops) + len(trace.calls) + len(trace.work) + 2 + 1
-    assert f"{expected} of {expected} spans imported" in out
+    assert f"{expected - 1} of {expected} spans imported, 1 dropped (duplicate)" in out  # the Jaeger file has one twice
     rows, _ = stored(store)
-    assert len(rows) == expected
+    assert len(rows) == expected - 1
 
 
 def test_python_frames_become_spans_only_when_asked_for(tmp_path, capsys):
@@ -299,3 +299,74 @@ def _read(descriptor) -> bytes:
         return os.read(descriptor, 4096)
     except OSError:  # the other side is closed
         return b""
+
+
+# ---- what is nearly a trace, and options that do not fit
+
+
+def jaeger_file(path: Path, number: str) -> Path:
+    span = '{"traceID": "1", "spanID": "2", "operationName": "a", "startTime": 1, "duration": 2, "tags": [%s]}'
+    tag = '{"key": "share", "type": "float64", "value": ' + number + "}"
+    path.write_text('{"data": [{"traceID": "1", "spans": [' + span.replace("%s", tag) + '], "processes": {}}]}')
+    return path
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400"])
+@pytest.mark.parametrize("one_a_line", [False, True])
+def test_a_number_that_json_does_not_have_costs_only_itself(tmp_path, capsys, number, one_a_line):
+    path = jaeger_file(tmp_path / "j.json", number)
+    if one_a_line:
+        path.write_text(path.read_text() + "\n" + jaeger_file(tmp_path / "k.json", "0.5").read_text() + "\n")
+    found = report(capsys, path)
+    assert found["traces"]["spans"] == (2 if one_a_line else 1)
+    code, _, err = imported(capsys, path, "--strict")
+    assert code == 2
+    assert "j.json" in err
+
+
+def test_a_jaeger_answer_without_a_hit_holds_no_spans(tmp_path, capsys):
+    (path := tmp_path / "none.json").write_text('{"data": [], "total": 0, "limit": 0, "offset": 0, "errors": null}')
+    code, out, err = imported(capsys, path, "--to", "store", "--store", tmp_path / "s.duckdb")
+    assert (code, err) == (0, "")
+    assert "0 of 0 spans imported" in out
+
+
+def test_a_file_of_a_folder_that_is_no_trace_does_not_cost_the_others(tmp_path, capsys):
+    jaeger_file(tmp_path / "good.json", "0.5")
+    (tmp_path / "empty.json").write_text("")
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    code, out, err = imported(capsys, tmp_path)
+    found = json.loads(out)
+    assert code == 0
+    assert found["traces"]["spans"] == 1
+    assert [Path(entry["file"]).name for entry in found["unread"]] == ["empty.json", "other.json"]
+    assert "empty file; not imported" in err
+    assert imported(capsys, tmp_path, "--strict")[0] == 2
+    assert imported(capsys, tmp_path / "empty.json")[0] == 2
+
+
+def test_a_folder_without_any_trace_is_refused(tmp_path, capsys):
+    (tmp_path / "empty.json").write_text("")
+    code, _, err = imported(capsys, tmp_path)
+    assert code == 2
+    assert "no trace in this folder; the first file: empty file" in err
+
+
+@pytest.mark.parametrize("number", ["-1", "0", "x"])
+def test_a_number_of_events_below_one_is_refused_by_the_option(capsys, number):
+    code, _, err = imported(capsys, JAEGER, "--max-events", number)
+    assert code == 2
+    assert "--max-events" in err
+
+
+def test_the_limits_error_names_its_option(capsys):
+    code, _, err = imported(capsys, ALEXNET, "--max-events", "100")
+    assert code == 2
+    assert "more than 100 events (--max-events)" in err
+
+
+@pytest.mark.parametrize("to", [(), ("--to", "otlp"), ("--to", "json")])
+def test_a_store_that_would_not_be_used_is_refused(capsys, tmp_path, to):
+    code, _, err = imported(capsys, JAEGER, "--store", tmp_path / "s.duckdb", *to)
+    assert code == 2
+    assert "--store FILE needs --to store" in err

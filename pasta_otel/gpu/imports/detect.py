@@ -21,6 +21,7 @@ _OURS: tuple[tuple[re.Pattern[bytes], Format], ...] = (
     (re.compile(rb'"resource_?[sS]pans"\s*:'), "otlp-json"),
     (re.compile(rb'"traceID"\s*:'), "jaeger"),
     (re.compile(rb'"data"\s*:\s*\[.*"spans"\s*:', re.DOTALL), "jaeger"),
+    (re.compile(rb'\A\s*\{\s*"data"\s*:\s*\[\s*\]'), "jaeger"),  # nothing was found
 )
 _OTHERS = (
     (re.compile(rb'\A\s*\{.*"schema"\s*:.*"nodes"\s*:\s*\[', re.DOTALL), "execution_trace",

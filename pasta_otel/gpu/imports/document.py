@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,15 @@ MOST_DOCUMENT_BYTES = 64 << 20
 the OpenTelemetry Collector's file exporter does."""
 
 
-def documents(path: Path, progress: Callable[[int], None] | None = None) -> Iterator[tuple[int, Any]]:
+def documents(
+    path: Path, progress: Callable[[int], None] | None = None, *, strict: bool = False
+) -> Iterator[tuple[int, Any]]:
     """Yield line number and value of each JSON document.
+
+    Args:
+        path: The file.
+        progress: Told how many bytes of the file were read since the last call.
+        strict: Refuse bare ``NaN`` and ``Infinity`` and numbers beyond a float, which otherwise are null.
 
     Raises:
         InputError: One is not JSON, or too large; kinds ``trace_format`` and ``too_large``, with the line.
@@ -28,7 +37,7 @@ def documents(path: Path, progress: Callable[[int], None] | None = None) -> Iter
         buffer += piece
         at = 0
         while (end := buffer.find(b"\n", at)) >= 0:
-            value = _complete(buffer[at:end])
+            value = _complete(buffer[at:end], strict=strict)
             if value is _NOT_COMPLETE:
                 break
             if value is not _BLANK:
@@ -41,13 +50,13 @@ def documents(path: Path, progress: Callable[[int], None] | None = None) -> Iter
     if source.cut:
         raise InputError("the compressed data is cut off or damaged", file=str(path), line=line, kind="trace_format")
     if buffer.strip():
-        yield line, _decode(buffer, str(path), line)
+        yield line, _decode(buffer, str(path), line, strict=strict)
 
 
 _NOT_COMPLETE, _BLANK = object(), object()
 
 
-def _complete(text: bytes) -> Any:
+def _complete(text: bytes, *, strict: bool) -> Any:
     """Return the value when a line is a document by itself, as of a file with one document a line."""
     stripped = text.strip()
     if not stripped:
@@ -55,15 +64,34 @@ def _complete(text: bytes) -> Any:
     if not stripped.endswith(b"}") or not stripped.startswith(b"{"):
         return _NOT_COMPLETE
     try:
-        return msgspec.json.decode(stripped)
+        return _value(stripped, strict=strict)
     except (msgspec.DecodeError, RecursionError):
         return _NOT_COMPLETE
 
 
-def _decode(text: bytes, file: str, line: int) -> Any:
+def _decode(text: bytes, file: str, line: int, *, strict: bool) -> Any:
     try:
-        return msgspec.json.decode(text.decode("utf-8", "replace").removeprefix("\ufeff"))
+        return _value(text.decode("utf-8", "replace").removeprefix("\ufeff"), strict=strict)
     except RecursionError as error:
         raise InputError("nested too deeply", file=file, line=line, kind="trace_format") from error
     except msgspec.DecodeError as error:
         raise InputError(f"not valid JSON: {error}", file=file, line=line, kind="trace_format") from error
+
+
+def _value(text: bytes | str, *, strict: bool) -> Any:
+    """Return a document's value; not strictly, with null for numbers that JSON does not have."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        if strict:
+            raise
+        try:
+            return json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+        except ValueError:
+            pass
+        raise
+
+
+def _finite(digits: str) -> float | None:
+    number = float(digits)
+    return number if math.isfinite(number) else None

@@ -41,7 +41,7 @@ def read_otlp(
         InputError: The file is not JSON, or holds no trace request, or a span has a wrong form; kind ``trace_format``.
     """
     found = False
-    for line, value in documents(path, progress):
+    for line, value in documents(path, progress, strict=left_out is None):
         if not isinstance(value, dict):
             raise InputError("expected an object with resourceSpans", file=str(path), line=line, kind="trace_format")
         if "resourceSpans" in value or "resource_spans" in value:

@@ -138,7 +138,7 @@ class Columns:
     def _count(self, more: int) -> None:
         self._kept += more
         if self._most_rows and self._kept > self._most_rows:
-            raise InputError(f"more than {self._most_rows:,} events", file=self._file, kind="too_large")
+            raise InputError(f"more than {self._most_rows:,} events (--max-events)", file=self._file, kind="too_large")
 
     def _times(self, batch: Batch, chosen: Sequence[Event]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         start_us, duration_us = _floats(event.ts for event in chosen), _floats(event.dur for event in chosen)
