@@ -151,7 +151,8 @@ static void decode_graph(const uint8_t *r, pasta_row *row) {
 }
 
 static void decode_record(decoder *d, const uint8_t *r, uint32_t kind, uint16_t size, pasta_row *row) {
-  row->kind = (uint16_t)kind;
+  row->kind = (uint8_t)kind;
+  row->attachment = d->ring->attachment;
   switch (kind) {
     case PASTA_KERNEL:
     case PASTA_CONCURRENT_KERNEL:

@@ -251,7 +251,9 @@ static uint64_t wall_clock(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+/* Begins an attachment. What an earlier one recorded has come by now: its end hands over all that it held. */
 int pasta_live_register(void) {
+  if (cupti.ring) pasta_ring_next_attachment(cupti.ring);
   int code = cupti.register_timestamp ? cupti.register_timestamp(wall_clock) : CUPTI_OK;
   return code == CUPTI_OK ? cupti.register_callbacks(on_requested, on_completed) : code;
 }

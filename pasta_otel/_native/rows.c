@@ -193,3 +193,9 @@ void pasta_ring_give_back(pasta_ring *ring, pasta_block *block) {
   ring->free_list = block;
   pthread_mutex_unlock(&ring->lock);
 }
+
+void pasta_ring_next_attachment(pasta_ring *ring) {
+  pthread_mutex_lock(&ring->lock);
+  ring->attachment++;
+  pthread_mutex_unlock(&ring->lock);
+}

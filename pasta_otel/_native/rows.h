@@ -19,7 +19,8 @@ typedef struct {
   uint32_t stream;
   uint32_t graph;
   uint32_t thread; /* CUPTI's thread id of an API call */
-  uint16_t kind;   /* CUpti_ActivityKind */
+  uint8_t kind;    /* CUpti_ActivityKind */
+  uint8_t attachment; /* of CUPTI's to the process, modulo 256: correlation ids count anew in each */
   uint16_t detail; /* callback id, copy kind, synchronisation type, overhead kind or external kind */
 } pasta_row;
 
@@ -58,6 +59,7 @@ typedef struct {
   pasta_block *free_list, *current, *ready_head, *ready_tail;
   pasta_names names;
   pasta_counts counts;
+  uint8_t attachment; /* of the rows that are decoded now */
 } pasta_ring;
 
 int pasta_ring_init(pasta_ring *ring, uint32_t block_rows, uint32_t max_blocks);
@@ -66,6 +68,8 @@ void pasta_ring_destroy(pasta_ring *ring);
 pasta_row *pasta_ring_slot(pasta_ring *ring);
 /* Take every block that holds rows, the partly filled one too; the caller owns the list. */
 pasta_block *pasta_ring_take(pasta_ring *ring);
+/* What is decoded from now on was recorded in the next attachment. */
+void pasta_ring_next_attachment(pasta_ring *ring);
 void pasta_ring_give_back(pasta_ring *ring, pasta_block *block);
 
 /* With the ring's lock held: the id of a name, 0 when it finds no place. */

@@ -1,8 +1,9 @@
 """Which span a piece of GPU work belongs to, by id: a thread launches inside a region, and CUPTI reports which one.
 
 A region's external correlation id is the 64-bit span id itself, so that nothing is looked up on the request's thread.
-Between the records, the correlation id joins launch call, region and device work; it is unique in a process over all
-threads, streams, contexts and devices. Device and context are part of every key that is not a correlation id.
+Between the records, the correlation id joins launch call, region and device work; it is unique over all threads,
+streams, contexts and devices while CUPTI is attached, and counts anew in the next attachment, so that the attachment is
+part of the key. Device and context are part of every key that is not a correlation id.
 """
 
 from __future__ import annotations
@@ -213,22 +214,29 @@ class Joined:
 
 @dataclass(slots=True)
 class _Seen:
-    """Launch calls by correlation id: region id and start, sorted by correlation id."""
+    """Launch calls by attachment and correlation id: region id and start, sorted by them."""
 
-    correlation: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    key: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     value: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
 
     @classmethod
-    def of(cls, correlation: NDArray[Any], value: NDArray[Any]) -> _Seen:
-        order = np.argsort(correlation, kind="stable")
-        return cls(correlation[order], value[order])
+    def of(cls, rows: Rows, value: str) -> _Seen:
+        key = _key(rows)
+        order = np.argsort(key, kind="stable")
+        return cls(key[order], rows[value][order])
 
-    def look_up(self, wanted: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
-        if not len(self.correlation):
+    def look_up(self, wanted: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
+        if not len(self.key):
             return np.zeros(len(wanted), np.bool_), np.zeros(len(wanted), np.uint64)
-        at = np.searchsorted(self.correlation, wanted)
-        at[at == len(self.correlation)] = 0
-        return self.correlation[at] == wanted, self.value[at]
+        at = np.searchsorted(self.key, wanted)
+        at[at == len(self.key)] = 0
+        return self.key[at] == wanted, self.value[at]
+
+
+def _key(rows: Rows) -> NDArray[np.uint64]:
+    """Return what joins a row to others: its attachment and, in it, its correlation id."""
+    attachment: NDArray[np.uint64] = rows["attachment"].astype(np.uint64)
+    return attachment << np.uint64(32) | rows["correlation"].astype(np.uint64)
 
 
 class Edge(NamedTuple):
@@ -267,37 +275,20 @@ class Joiner:
         work = work[~incomplete]
         external, calls = _pick(rows, (Kind.EXTERNAL_CORRELATION,)), _pick(rows, API_CALLS)
         external = external[external["detail"] == OUR_EXTERNAL_KIND]
-        ids, found, value = self._look_up_regions(external, work)
-        started, call_start, launches = self._look_up_calls(calls, work)
+        key, ids, begun = _key(work), _Seen.of(external, "value"), _Seen.of(calls, "start")
+        found, value = _look_up(key, ids, self._external)
+        started, call_start = _look_up(key, begun, self._calls)
         if edges:
-            _apply_edges(edges, calls, work, found, value)
+            _apply_edges(edges, calls, key, found, value)
         region, regions, stale = self._resolve(found, value, started, call_start)
         early = started & (work["start"] < call_start)
         worst = int((call_start[early] - work["start"][early]).max()) if early.any() else 0
-        self._external, self._calls = ids, _Seen.of(calls["correlation"], calls["start"])
+        self._external, self._calls = ids, begun
         linked = int((region >= 0).sum())
         counts = JoinCounts(
             len(work), linked, len(work) - linked - stale, stale, int(early.sum()), worst, int(incomplete.sum())
         )
-        return Joined(work, region, regions, launches, counts)
-
-    def _look_up_regions(self, external: Rows, work: Rows) -> tuple[_Seen, NDArray[np.bool_], NDArray[np.uint64]]:
-        ids = _Seen.of(external["correlation"], external["value"])
-        found, value = ids.look_up(work["correlation"])
-        if not found.all():
-            earlier, before = self._external.look_up(work["correlation"])
-            value = np.where(found, value, before)
-            found = found | earlier
-        return ids, found, value
-
-    def _look_up_calls(self, calls: Rows, work: Rows) -> tuple[NDArray[np.bool_], NDArray[np.uint64], int]:
-        now = _Seen.of(calls["correlation"], calls["start"])
-        found, start = now.look_up(work["correlation"])
-        if not found.all():
-            earlier, before = self._calls.look_up(work["correlation"])
-            start = np.where(found, start, before)
-            found = found | earlier
-        return found, start, len(calls)
+        return Joined(work, region, regions, len(calls), counts)
 
     def _resolve(
         self, found: NDArray[np.bool_], value: NDArray[np.uint64], started: NDArray[np.bool_], start: NDArray[np.uint64]
@@ -321,16 +312,31 @@ class Joiner:
         return region, regions, int((found & (region < 0)).sum())
 
 
+def _look_up(key: NDArray[np.uint64], now: _Seen, before: _Seen) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
+    """Look work up in its own batch, and in the one before where it is not there."""
+    found, value = now.look_up(key)
+    if not found.all():
+        earlier, old = before.look_up(key)
+        value = np.where(found, value, old)
+        found = found | earlier
+    return found, value
+
+
 def _apply_edges(
-    edges: Sequence[Edge], calls: Rows, work: Rows, found: NDArray[np.bool_], value: NDArray[np.uint64]
+    edges: Sequence[Edge],
+    calls: Rows,
+    key: NDArray[np.uint64],
+    found: NDArray[np.bool_],
+    value: NDArray[np.uint64],
 ) -> None:
     """Give work the region that its thread was in as the window began, in place; id 0 takes a stale one away."""
-    order = np.argsort(calls["correlation"], kind="stable")
-    at = np.searchsorted(calls["correlation"][order], work["correlation"])
+    by = _key(calls)
+    order = np.argsort(by, kind="stable")
+    at = np.searchsorted(by[order], key)
     rows = np.flatnonzero(at < len(order))
-    call = calls[order[at[rows]]]
-    same = call["correlation"] == work["correlation"][rows]
-    rows, call = rows[same], call[same]
+    chosen = order[at[rows]]
+    same = by[chosen] == key[rows]
+    rows, call = rows[same], calls[chosen[same]]
     for thread, external_id, until in edges:
         mine = rows[(call["thread"] == thread) & (call["start"] < until)]
         found[mine], value[mine] = external_id != 0, external_id

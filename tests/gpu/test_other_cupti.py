@@ -26,7 +26,7 @@ import numpy as np
 from pasta_otel._native import _cupti
 from pasta_otel.gpu.cupti import library
 from pasta_otel.gpu.cupti.capture import Capture, T2_WINDOW, T3_WINDOW
-from pasta_otel.gpu.cupti.rows import ROW, Kind, is_kind
+from pasta_otel.gpu.cupti.rows import API_CALLS, ROW, Kind, is_kind
 from pasta_otel.gpu.cupti.start import DETACH_FROM
 from pasta_otel.gpu.mapping import Joiner, Regions
 
@@ -55,6 +55,7 @@ ADD_ONE = b'''
 '''
 COUNT = 1 << 16
 SLACK_NS = 50_000  # CUPTI's clock against ours
+EDGE_NS = 10_000  # the same for API calls
 cuda = ctypes.CDLL("libcuda.so.1")
 pointer, number, size = ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t
 def driver(name, *types):
@@ -102,7 +103,26 @@ version = _cupti.load(LIBRARY)
 facts["version"] = version
 capture = Capture(_cupti.Ring(8192, 64), detach=version >= DETACH_FROM)
 regions = Regions(_cupti, time.time_ns); regions.recording = True
+unlinked = 0
 joiner, per, seen, sizes, problems = Joiner(regions), Counter(), Counter(), set(), Counter()
+times, ids, wrong = {}, [], []
+def enter(region, module): regions.enter(1, region, module); times[region] = [time.time_ns(), None]
+def leave(region): times[region][1] = time.time_ns(); regions.leave(region)
+# The correlation ids of a window, and the work in it that was given to a region which did not launch it: times against
+# the region's, ids of the launch in this window.
+def seen_in_window(rows, joined):
+    calls = {int(row["correlation"]): row for row in rows[is_kind(rows, API_CALLS)]}
+    external = rows[rows["kind"] == Kind.EXTERNAL_CORRELATION]
+    ids.append([sorted({int(number) for number in rows["attachment"]}), min(calls), max(calls), len(external)])
+    for row, at in zip(joined.work, joined.region):
+        call = calls.get(int(row["correlation"]))
+        region = joined.regions[at].span_id if at >= 0 else 0
+        entered, left = times.get(region, (0, 0))
+        if not region or (call is not None and entered - EDGE_NS <= call["start"] <= left + EDGE_NS): continue
+        same = external[external["correlation"] == row["correlation"]]["value"].tolist()
+        call_ns = None if call is None else [int(call["start"]) - entered, int(call["end"]) - left]
+        wrong.append(dict(window=len(ids) - 1, region=region, correlation=int(row["correlation"]), external=same,
+                          work_ns=[int(row["start"]) - entered, int(row["end"]) - left], call_ns=call_ns))
 def opened(what):
     try:
         return capture.open(what)
@@ -113,20 +133,22 @@ for window in range(6):
         facts.setdefault("refused", capture.holder or "the window did not open")
         break
     before = time.time_ns()
-    regions.enter(1, 100 + window, "kernels")
+    enter(100 + window, "kernels")
     for _ in range(40): launch()
-    regions.leave(100 + window)
-    regions.enter(1, 200 + window, "copies")
+    leave(100 + window)
+    enter(200 + window, "copies")
     for _ in range(10): clear(); copy()
     wait()
-    regions.leave(200 + window)
+    leave(200 + window)
     after = time.time_ns()
     while_running(capture.close)
     rows = capture.drain()
     everything = np.concatenate(rows) if rows else np.empty(0, ROW)
     seen.update(Kind(int(kind)).name for kind in everything["kind"])
     joined = joiner.join(rows, capture.edges())
+    unlinked += joined.counts.unlinked
     problems.update(early=joined.counts.early, incomplete=joined.counts.incomplete, stale=joined.counts.stale)
+    seen_in_window(everything, joined)
     names = capture.names()
     for row, at in zip(joined.work, joined.region):
         if at < 0: continue
@@ -140,6 +162,7 @@ values = (ctypes.c_float * COUNT)()
 driver("cuMemcpyDtoH_v2", pointer, pointer, size)(values, memory, 4 * COUNT)
 facts.update(per=sorted([*key, count] for key, count in per.items()), seen=dict(seen), sizes=sorted(sizes),
              problems={name: count for name, count in problems.items() if count}, stats=capture.stats(),
+             ids=ids, wrong=wrong[:10], unlinked=unlinked,
              correct=len(set(values)) == 1 and values[0] > 0, attached=capture.attached)
 """
 
@@ -163,6 +186,7 @@ def test_another_cupti_records_every_piece_of_gpu_work_with_its_region_or_says_w
     assert facts["correct"], "the program's own results"
     if "refused" in facts:
         pytest.xfail(f"CUPTI {facts['version']} on this driver: {facts['refused']}")
+    assert facts["wrong"] == [], "work in a region that did not launch it"
     wanted = [[100 + window, "add_one", 40] for window in range(6)]
     wanted += [[200 + window, name, 10] for window in range(6) for name in ("MEMCPY", "MEMSET")]
     assert facts["per"] == sorted(wanted)

@@ -24,7 +24,8 @@ ROW: Final = np.dtype(
         ("stream", "<u4"),
         ("graph", "<u4"),
         ("thread", "<u4"),
-        ("kind", "<u2"),
+        ("kind", "u1"),
+        ("attachment", "u1"),  # of CUPTI's to the process, modulo 256: a correlation id is unique in one, not beyond
         ("detail", "<u2"),
     ]
 )
