@@ -302,6 +302,7 @@ NETWORK_IO_DIRECTION = "network.io.direction"
 K8S_POD_UID = "k8s.pod.uid"
 GPU_XID = "gpu.xid"  # the code of NVIDIA's XID message
 GPU_CLOCK = "gpu.clock"  # graphics, sm, memory, video
+GPU_UNIT = "gpu.unit"  # engine, sm, tensor, fp64, fp32, fp16, int, memory
 GPU_LINK = "gpu.link"  # pcie, nvlink
 GPU_MIG_MODE = "gpu.mig.mode"
 REASON = "reason"
@@ -343,6 +344,15 @@ GPU_THROTTLED_TIME = _metric(
 GPU_PCIE_THROUGHPUT = _metric(
     "pasta.gpu.pcie.throughput", "gauge", "By/s", "PCIe throughput, by `network.io.direction` where told apart."
 )
+GPU_NVLINK_THROUGHPUT = _metric(
+    "pasta.gpu.nvlink.throughput", "gauge", "By/s", "NVLink throughput, by `network.io.direction`; the GPU transmits."
+)
+GPU_UNIT_ACTIVITY = _metric(
+    "pasta.gpu.unit.activity", "gauge", "1", "Share of cycles in which a part of the GPU worked, by `gpu.unit`."
+)
+GPU_SM_OCCUPANCY = _metric(
+    "pasta.gpu.sm.occupancy", "gauge", "1", "Warps resident on the SMs as a share of the most that fit."
+)
 GPU_FRAME_RATE = _metric("pasta.gpu.encoder.frame_rate", "gauge", "{frame}/s", "Frames a second of the video encoder.")
 GPU_PROCESS_MEMORY = _metric(
     "pasta.gpu.process.memory.usage", "gauge", "By", "Device memory of a process, with its container and pod if known."
@@ -383,6 +393,9 @@ DEVICE_METRICS = (
     GPU_THROTTLED,
     GPU_THROTTLED_TIME,
     GPU_PCIE_THROUGHPUT,
+    GPU_NVLINK_THROUGHPUT,
+    GPU_UNIT_ACTIVITY,
+    GPU_SM_OCCUPANCY,
     GPU_FRAME_RATE,
     GPU_PROCESS_MEMORY,
     GPU_DEVICE_UP,

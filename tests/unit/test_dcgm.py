@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from pasta_otel.gpu.device.dcgm import DcgmSource, is_blank, without_blanks
+from pasta_otel import semconv
+from pasta_otel.app.devices import DeviceWatch
+from pasta_otel.gpu.device.dcgm import FB_PARTS, FB_USED, FIELDS, DcgmSource, is_blank, without_blanks
 from pasta_otel.gpu.device.model import DeviceReading
 from pasta_otel.slo.sources.textpage import read_page
 
@@ -42,9 +47,66 @@ def test_a_blank_field_is_no_reading_of_its_device():
     snapshot = DcgmSource(lambda: read_page((CASES / "G03" / "dcgm.prom").read_text())).read()
     assert snapshot.blank_values == 7
     assert {d.device.id: values(d) for d in snapshot.devices} == {
-        "0": {("hw.gpu.utilization", "general"): 0.83, ("hw.gpu.memory.usage",): 2147483647 * 2**20},
-        "1": {},
+        "0": {
+            ("hw.gpu.utilization", "general"): 0.83,
+            ("hw.gpu.memory.usage",): 2147483647 * 2**20,
+            ("pasta.gpu.unit.activity", "sm"): 0.41,
+        },
+        "1": {("pasta.gpu.pcie.throughput", "transmit"): 51234567890.0},
         "2": {("hw.temperature", "memory"): 0.0},
+    }
+
+
+@pytest.mark.case("G03")
+def test_every_kept_sample_becomes_a_series_of_the_devices_metrics():
+    text = (CASES / "G03" / "dcgm.prom").read_text()
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    watch = DeviceWatch(provider.get_meter("t"), [DcgmSource(lambda: read_page(text))])
+    data = reader.get_metrics_data()
+    watch.close()
+    provider.shutdown()
+    metrics = [metric for scope in data.resource_metrics[0].scope_metrics for metric in scope.metrics]
+    found = {
+        (metric.name, point.attributes["hw.id"]): point.value
+        for metric in metrics
+        for point in metric.data.data_points
+        if metric.name in {field.metric for field in FIELDS.values()} | {semconv.HW_GPU_MEMORY_USAGE}
+    }
+    assert len(found) == json.loads((CASES / "G03" / "expected.json").read_text())["kept"]
+    assert found == {
+        (semconv.HW_GPU_UTILIZATION, "0"): 0.83,
+        (semconv.GPU_UNIT_ACTIVITY, "0"): 0.41,
+        (semconv.HW_GPU_MEMORY_USAGE, "0"): 2147483647 * 2**20,
+        (semconv.GPU_PCIE_THROUGHPUT, "1"): 51234567890.0,
+        (semconv.HW_TEMPERATURE, "2"): 0.0,
+    }
+
+
+def test_the_documentation_lists_every_field_that_is_taken_and_what_becomes_of_it():
+    listed = (FIXTURES.parents[1] / "docs" / "reference" / "devices.md").read_text()
+    rows = dict(re.findall(r"^\| `(DCGM_\w+)` \| `([^`]+)` \|", listed, re.MULTILINE))
+    wanted = {name: field.metric for name, field in FIELDS.items()} | {FB_USED: semconv.HW_GPU_MEMORY_USAGE}
+    assert rows == wanted | dict.fromkeys(FB_PARTS[1:], semconv.HW_GPU_MEMORY_LIMIT)
+    labels = {name: [str(value) for _, value in field.labels] for name, field in FIELDS.items()}
+    for name, values_of in labels.items():
+        (row,) = re.findall(rf"^\| `{name}` .*$", listed, re.MULTILINE)
+        assert all(f"={value}" in row for value in values_of)
+
+
+def test_profiling_fields_are_shares_and_rates_as_they_stand():
+    lines = {"GR_ENGINE_ACTIVE": 0.5, "SM_OCCUPANCY": 0.25, "PIPE_TENSOR_ACTIVE": 0.125, "DRAM_ACTIVE": 0,
+             "PCIE_RX_BYTES": 7, "NVLINK_TX_BYTES": 8, "NVLINK_RX_BYTES": 9}  # fmt: skip
+    text = "\n".join(f'DCGM_FI_PROF_{name}{{gpu="0",UUID="GPU-1"}} {value}' for name, value in lines.items())
+    (device,) = DcgmSource(lambda: read_page(text)).read().devices
+    assert values(device) == {
+        ("pasta.gpu.unit.activity", "engine"): 0.5,
+        ("pasta.gpu.sm.occupancy",): 0.25,
+        ("pasta.gpu.unit.activity", "tensor"): 0.125,
+        ("pasta.gpu.unit.activity", "memory"): 0,
+        ("pasta.gpu.pcie.throughput", "receive"): 7,
+        ("pasta.gpu.nvlink.throughput", "transmit"): 8,
+        ("pasta.gpu.nvlink.throughput", "receive"): 9,
     }
 
 

@@ -77,7 +77,17 @@ class _Field(NamedTuple):
     labels: tuple[tuple[str, AttributeValue], ...] = ()
 
 
-# units: dcgm_fields.h. XID_ERRORS is left out: it is the last code ever seen, and never goes back.
+def _unit(name: str) -> _Field:
+    return _Field(semconv.GPU_UNIT_ACTIVITY, 1.0, ((semconv.GPU_UNIT, name),))
+
+
+def _rate(metric: str, direction: str) -> _Field:
+    return _Field(metric, 1.0, ((semconv.NETWORK_IO_DIRECTION, direction),))
+
+
+# units: dcgm_fields.h, and for the profiling fields (PROF) DCGM's user guide, "Profiling Metrics": shares, and averages
+# in bytes a second, whatever type an exporter declares. XID_ERRORS is left out: it is the last code ever seen, and
+# never goes back.
 FIELDS: Mapping[str, _Field] = {
     "DCGM_FI_DEV_GPU_UTIL": _Field(semconv.HW_GPU_UTILIZATION, 0.01, ((semconv.HW_GPU_TASK, "general"),)),
     "DCGM_FI_DEV_ENC_UTIL": _Field(semconv.HW_GPU_UTILIZATION, 0.01, ((semconv.HW_GPU_TASK, "encoder"),)),
@@ -92,6 +102,22 @@ FIELDS: Mapping[str, _Field] = {
     "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": _Field(semconv.HW_ERRORS, 1.0, ((semconv.ERROR_TYPE, "pcie_replay"),)),
     "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL": _Field(semconv.HW_ERRORS, 1.0, ((semconv.ERROR_TYPE, "corrected"),)),
     "DCGM_FI_DEV_ECC_DBE_AGG_TOTAL": _Field(semconv.HW_ERRORS, 1.0, ((semconv.ERROR_TYPE, "uncorrected"),)),
+    "DCGM_FI_DEV_POWER_MGMT_LIMIT": _Field(semconv.GPU_POWER_LIMIT),
+    "DCGM_FI_DEV_VIDEO_CLOCK": _Field(semconv.GPU_CLOCK_FREQUENCY, 1e6, ((semconv.GPU_CLOCK, "video"),)),
+    "DCGM_FI_DEV_FAN_SPEED": _Field(semconv.HW_FAN_SPEED_RATIO, 0.01),
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": _unit("engine"),
+    "DCGM_FI_PROF_SM_ACTIVE": _unit("sm"),
+    "DCGM_FI_PROF_SM_OCCUPANCY": _Field(semconv.GPU_SM_OCCUPANCY),
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": _unit("tensor"),
+    "DCGM_FI_PROF_PIPE_FP64_ACTIVE": _unit("fp64"),
+    "DCGM_FI_PROF_PIPE_FP32_ACTIVE": _unit("fp32"),
+    "DCGM_FI_PROF_PIPE_FP16_ACTIVE": _unit("fp16"),
+    "DCGM_FI_PROF_PIPE_INT_ACTIVE": _unit("int"),
+    "DCGM_FI_PROF_DRAM_ACTIVE": _unit("memory"),
+    "DCGM_FI_PROF_PCIE_TX_BYTES": _rate(semconv.GPU_PCIE_THROUGHPUT, "transmit"),
+    "DCGM_FI_PROF_PCIE_RX_BYTES": _rate(semconv.GPU_PCIE_THROUGHPUT, "receive"),
+    "DCGM_FI_PROF_NVLINK_TX_BYTES": _rate(semconv.GPU_NVLINK_THROUGHPUT, "transmit"),
+    "DCGM_FI_PROF_NVLINK_RX_BYTES": _rate(semconv.GPU_NVLINK_THROUGHPUT, "receive"),
 }
 FB_USED = "DCGM_FI_DEV_FB_USED"
 FB_PARTS = (FB_USED, "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_FB_RESERVED")  # MiB; together the whole
