@@ -6,26 +6,43 @@ is imported (``cli.agent_words``); click reads all others, and says what is wron
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
-from pasta_otel.errors import PastaError
+from pasta_otel.errors import MissingError, PastaError
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
+        if sys.stdout is not None:  # None where the program was started without one
+            sys.stdout.flush()  # here, where an error still can be told
     except KeyboardInterrupt:
-        sys.stderr.write("pasta-otel: interrupted\n")
-        code = 130
+        code = _fail("interrupted", 130)
     except BrokenPipeError:  # whoever read our output has gone, as head(1) does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         code = 1
     except PastaError as error:
-        sys.stderr.write(f"pasta-otel: {error}\n")
-        code = error.exit_code
+        code = _fail(str(error), error.exit_code)
+    except OSError as error:  # a full disk behind stdout, or a file of the system that no check knew to be unusable
+        _drop_output()
+        code = _fail(str(error), MissingError.exit_code)
     sys.exit(code)
+
+
+def _fail(text: str, code: int) -> int:
+    """Say one line and return the exit code, also where nothing can be said."""
+    with contextlib.suppress(OSError, AttributeError):  # full, or not there
+        sys.stderr.write(f"pasta-otel: {text}\n")
+    return code
+
+
+def _drop_output() -> None:
+    """Let what waits for stdout go nowhere, so that the interpreter's end does not fail on it again."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no file behind it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(words: list[str]) -> int:

@@ -537,5 +537,7 @@ def examine(world: World) -> list[Capability]:
 def _safely(name: str, probe: Callable[[World], Capability], world: World) -> Capability:
     try:
         return probe(world)
+    except MissingError as error:
+        return missing(name, error.message, error.how)
     except Exception as error:  # noqa: BLE001 - whatever a strange machine does, the other lines are still worth having
         return Capability(name, "unknown", f"the probe failed: {type(error).__name__}: {error}")

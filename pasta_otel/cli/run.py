@@ -55,8 +55,9 @@ def command(command: tuple[str, ...]) -> None:
     place, so that signals reach it and its exit code is its own. A program that cannot be instrumented runs as it is.
     """
     words = resolve(command)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
     try:
         os.execve(words[0], words, environment(os.environ))  # noqa: S606 - starting the user's program is the purpose
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import stat
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pasta_otel.app.devices import DeviceWatch, find_sources, watch_devices
+from pasta_otel.cli.probes import World, examine
 from pasta_otel.exporters.metrics import build_meter_provider
 from pasta_otel.exporters.prometheus import PrometheusReader
 from pasta_otel.gpu.device.amd import AmdSource
@@ -145,3 +147,29 @@ def test_a_dcgm_page_that_cannot_be_had_is_a_state(tmp_path: Path, url: str):
 
 def test_a_wrong_path_is_a_state_too(tmp_path: Path, exporter: str):
     assert 'reason="unreachable"' in page_with(exporter + "x", tmp_path)
+
+
+BROKEN = {
+    "no pynvml: a library of it": "raise ImportError('libnvidia-ml.so.1: cannot open shared object file')",
+    "an error of its own": "raise RuntimeError('old')",
+    "another package of that name": "version = 1",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+def test_a_pynvml_that_cannot_be_used_leaves_the_work_to_nvidia_smi(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "pynvml.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pynvml", sys)  # so that it is put back, whatever is imported meanwhile
+    del sys.modules["pynvml"]
+    (program := tmp_path / "nvidia-smi").write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (dev := tmp_path / "dev").mkdir()
+    (dev / "nvidiactl").touch()
+    assert [type(source) for source in find_sources(nobody, dev_root=dev)] == [SmiSource]
+    (found,) = (one for one in examine(World(library=lambda name: object())) if one.name == "gpu")
+    assert found.state == "missing"
+    assert "nvidia-ml-py" in found.detail

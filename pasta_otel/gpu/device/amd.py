@@ -67,7 +67,7 @@ def amd_source(owner: Owner | None = None) -> AmdSource:
     """
     try:
         amdsmi = importlib.import_module("amdsmi")
-    except (ImportError, OSError, KeyError) as error:  # it loads libamd_smi.so while it is imported
+    except Exception as error:  # it loads libamd_smi.so while it is imported
         raise MissingError(f"amdsmi: {error}", how="install amd-smi-lib of ROCm and its Python package") from error
     return AmdSource(amdsmi, owner)
 

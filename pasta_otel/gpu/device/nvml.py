@@ -28,6 +28,8 @@ REASONS = {
 LOST = frozenset({15, 16, 28})  # NVML_ERROR_GPU_IS_LOST, _RESET_REQUIRED, _GPU_NOT_FOUND
 BROKEN = frozenset({"lost", "reset_required", "gone"})  # what is wrong lies in the device, not in our asking
 RESTART_NS = 60_000_000_000  # a session does not see that a lost GPU came back
+NEEDED = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "NVMLError")
+INSTEAD = "pip uninstall pynvml, then pip install 'pasta-otel[gpu]'"
 log = logging.getLogger(__name__)
 MIG_MODES = {0: "disabled", 1: "enabled"}
 
@@ -40,12 +42,18 @@ def nvml_source(owner: Owner | None = None, *, clock: Clock | None = None) -> Nv
         clock: Time.
 
     Raises:
-        MissingError: ``nvidia-ml-py`` is not installed.
+        MissingError: ``nvidia-ml-py`` is not installed, or what is there cannot be used.
     """
     try:
         nvml = importlib.import_module("pynvml")
     except ModuleNotFoundError as error:
         raise MissingError("nvidia-ml-py is not installed", how="pip install 'pasta-otel[gpu]'") from error
+    except Exception as error:  # whatever stands in for it, or half of an installation
+        why = str(error).partition("\n")[0] or type(error).__name__
+        how = "pip install --force-reinstall nvidia-ml-py"
+        raise MissingError(f"nvidia-ml-py cannot be imported: {why}", how=how) from error
+    if lacking := next((name for name in NEEDED if not hasattr(nvml, name)), None):
+        raise MissingError(f"the module pynvml is not nvidia-ml-py: it has no {lacking}", how=INSTEAD)
     return NvmlSource(nvml, owner, clock=clock)
 
 

@@ -1,0 +1,76 @@
+"""Where stdout or stderr cannot be written, a command says so in one line and fails; no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FULL = Path("/dev/full")
+JAEGER = next(
+    (Path(__file__).parents[1] / "fixtures" / "samples" / "jaegertracing+jaeger").rglob("otlp2jaeger-out.json")
+)
+COMMANDS = (
+    ["doctor"],
+    ["doctor", "--json"],
+    ["--help"],
+    ["--version"],
+    ["import", str(JAEGER)],
+    ["slo", "rules", "SLO"],
+    ["slo", "validate", "SLO"],
+)
+SLO = """
+apiVersion: openslo/v1
+kind: SLO
+metadata: {name: a}
+spec:
+  service: a
+  budgetingMethod: Occurrences
+  timeWindow: [{duration: 30d, isRolling: true}]
+  indicator:
+    metadata: {name: b}
+    spec:
+      ratioMetric:
+        counter: true
+        good: {metricSource: {type: prometheus, spec: {query: 'good_total'}}}
+        total: {metricSource: {type: prometheus, spec: {query: 'all_total'}}}
+  objectives: [{target: 0.9}]
+"""
+
+
+def words(command: list[str], folder: Path) -> list[str]:
+    (file := folder / "slo.yaml").write_text(SLO)
+    return [sys.executable, "-m", "pasta_otel", *[str(file) if word == "SLO" else word for word in command]]
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full on this system")
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_full_disk_behind_stdout_is_one_line_and_exit_code_3(command: list[str], tmp_path: Path):
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            words(command, tmp_path), stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120
+        )
+    assert done.returncode == 3
+    assert [line for line in done.stderr.splitlines() if line.startswith("pasta-otel: ")] == [
+        "pasta-otel: [Errno 28] No space left on device"
+    ]
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full on this system")
+def test_an_error_that_cannot_be_said_keeps_its_exit_code(tmp_path: Path):
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            words(["import", "/nowhere"], tmp_path), stdout=full, stderr=full, check=False, timeout=60
+        )
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["import", str(JAEGER)]], ids=" ".join)
+def test_a_program_without_stdout_ends_in_order(command: list[str], tmp_path: Path):
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh", *words(command, tmp_path)]
+    done = subprocess.run(shell, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
