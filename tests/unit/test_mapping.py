@@ -94,6 +94,31 @@ def test_work_that_completes_in_a_later_batch_finds_its_launch(regions):
     assert joiner.join(rows(BufferBuilder().kernel("late", 50, 60, 7))).counts == JoinCounts(work=1, linked=1)
 
 
+def test_a_correlation_id_joins_only_within_its_attachment(regions):
+    regions.enter(1, 100)
+    regions.enter(1, 200)
+
+    def batch(attachment, builder):
+        (found,) = rows(builder)
+        found = found.copy()
+        found["attachment"] = attachment
+        return found
+
+    joiner = Joiner(regions)
+    earlier = batch(1, BufferBuilder().external(100, 7).call(211, 1, 2, 7).external(100, 8).call(211, 3, 4, 8))
+    assert joiner.join([earlier]).launches == 2
+    late = batch(1, BufferBuilder().kernel("late", 5, 6, 8))
+    outside = batch(2, BufferBuilder().call(211, 50, 51, 7, thread=3).kernel("outside", 60, 61, 7))
+    inside = batch(2, BufferBuilder().external(200, 8).call(211, 52, 53, 8).kernel("inside", 62, 63, 8))
+    joined = joiner.join([late, outside, inside])
+    owners = [joined.regions[at].span_id if at >= 0 else None for at in joined.region]
+    assert owners == [100, None, 200]
+    assert joined.counts == JoinCounts(work=3, linked=2, unlinked=1)
+    other = batch(1, BufferBuilder().kernel("of another attachment", 5, 6, 8))
+    again = joiner.join([other, outside], [Edge(3, 200, 51)])
+    assert [again.regions[at].span_id if at >= 0 else None for at in again.region] == [None, 200]
+
+
 def test_a_launch_after_its_regions_end_is_stale_and_not_linked(regions, now):
     regions.take_over(500, Region(1, 100))
     regions.end(500)
