@@ -74,9 +74,8 @@ class Agent:
         deadline = time.monotonic() + self.options.interval_seconds
         while not stop.is_set() and (left := deadline - time.monotonic()) > 0:
             if self._launches is not None and self._launches.due():
-                self.collect()
                 weight = self._launches.record(partial(self._wait, stop))
-                self.collect(launch_weight=weight)
+                self.collect(launch_weight=weight)  # launches of this window alone: between windows none is recorded
             else:
                 self._wait(stop, left if self._launches is None else min(left, self._launches.wait_s()))
         self.collect()

@@ -42,12 +42,18 @@ class LaunchWindows:
             switch_ns=SWITCH_NS,
             double_every=0,
         )
+        self._present_ns: int | None = None  # since when there is something to probe
         self._observe(meter, semconv.PROBE_LAUNCH_DUTY, lambda: self._governor.duty)
         self._observe(meter, semconv.PROBE_LAUNCH_COST, lambda: self._governor.cost)
 
     def due(self) -> bool:
         """Return whether a window may open now."""
-        return bool(self._observer.targets) and self._governor.wait_ns() == 0
+        if not self._observer.targets:
+            self._present_ns = None
+            return False
+        if self._present_ns is None:
+            self._present_ns = self._clock.monotonic_ns()
+        return self._governor.wait_ns() == 0
 
     def wait_s(self) -> float:
         """Return how long until a window may open, seconds."""
@@ -62,7 +68,9 @@ class LaunchWindows:
         recorded_ns, cpu_ns = self._clock.monotonic_ns() - opened, time.thread_time_ns() - cpu
         switch_ns += self._switch("off")
         launches = self._launches() - before
-        return self._governor.book(WindowCost(began, recorded_ns, launches, switch_ns, cpu_ns))
+        weight = self._governor.book(WindowCost(began, recorded_ns, launches, switch_ns, cpu_ns))
+        present_ns = self._clock.monotonic_ns() - (self._present_ns or began)
+        return min(weight, present_ns / max(recorded_ns, 1))  # nothing was launched before there was a driver
 
     def _switch(self, timing: Timing) -> int:
         """Attach or detach; return the CPU time it took. The rest is waiting in the kernel, at nobody's cost."""

@@ -70,3 +70,21 @@ def test_the_period_does_not_grow_with_the_number_of_windows():
     _, _, opened = watch(1_000, 4_000)
     late = [after - before for before, after in zip(opened[-20:], opened[-19:], strict=False)]
     assert max(late) < 3.5
+
+
+def test_launches_of_a_program_that_comes_late_stand_for_its_own_time_and_not_for_the_agents():
+    program = Program(10_000)
+    program.targets = 0
+    windows = LaunchWindows(program, 0.01, program, MeterProvider().get_meter("test"))
+    for _ in range(600):
+        assert not windows.due()
+        program.wait(min(windows.wait_s(), 0.2))
+    program.targets, began, total = 1, program.now_ns, 0.0
+    while program.now_ns - began < 20e9:
+        if windows.due():
+            before = int(program.recorded)
+            weight = windows.record(program.wait)
+            total += (int(program.recorded) - before) * weight
+        else:
+            program.wait(min(windows.wait_s(), 0.2))
+    assert total == pytest.approx(10_000 * 20, rel=0.2)
