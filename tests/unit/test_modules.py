@@ -112,10 +112,94 @@ def test_a_module_called_twice_makes_two_rows_with_one_site(app):
     with app.request():
         model.linear(model(torch.ones(1, 4)))
         model(torch.ones(1, 4))
-    first, second = app.rows.named("linear")
+    first, outside, second = app.rows.named("linear")
     assert first.site is second.site
-    assert first.span_id != second.span_id
-    assert len(app.rows.named("Linear")) == 1  # called outside its owner it is a root of its own
+    assert outside.site == first.site  # called outside its owner it is a root of its own, of the same name
+    assert len({first.span_id, outside.span_id, second.span_id}) == 3
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc, self.head = Block(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.head(self.enc(x))
+
+    def generate(self, x):
+        return self.head(self.enc(x))
+
+
+def test_a_part_that_is_called_by_itself_has_the_path_that_it_has_in_its_model(app):
+    model = Pair()
+    with app.request():
+        model(torch.ones(1, 4))
+        model.enc(torch.ones(1, 4))
+        model.generate(torch.ones(1, 4))
+        model.enc.linear(torch.ones(1, 4))
+    assert app.rows.names() == [
+        "enc.linear", "enc", "head", "Pair", "enc.linear", "enc", "enc.linear", "enc", "head", "enc.linear",
+    ]  # fmt: skip
+    assert {row.site.attributes for row in app.rows.named("enc")} == {app.rows.named("enc")[0].site.attributes}
+
+
+def test_a_part_that_was_called_before_its_model_takes_its_path_from_then_on(app):
+    model = Pair()
+    with app.request():
+        model.enc(torch.ones(1, 4))
+        model(torch.ones(1, 4))
+        model.enc(torch.ones(1, 4))
+    assert app.rows.names() == ["linear", "Block", "enc.linear", "enc", "head", "Pair", "enc.linear", "enc"]
+
+
+def test_a_model_that_was_given_a_name_names_its_parts_before_it_is_called(make_app):
+    model = Pair()
+    app = make_app(models={"ranker": model, "other": Pair()})
+    with app.request():
+        model.enc(torch.ones(1, 4))
+        model(torch.ones(1, 4))
+    by_itself = ["ranker.enc.linear", "ranker.enc"]
+    assert app.rows.names() == [*by_itself, *by_itself, "ranker.head", "ranker"]
+
+
+def test_a_part_with_a_name_of_its_own_keeps_it_when_called_by_itself(make_app):
+    model = Pair()
+    app = make_app(models={"encoder": model.enc})
+    with app.request():
+        model(torch.ones(1, 4))
+        model.enc(torch.ones(1, 4))
+    assert app.rows.names() == ["enc.linear", "enc", "head", "Pair", "encoder.linear", "encoder"]
+
+
+def test_a_part_that_is_added_later_and_called_by_itself_is_found_in_its_model(app):
+    model = Pair()
+    with app.request():
+        model(torch.ones(1, 4))
+        model.extra = nn.Linear(4, 4)
+        model.extra(torch.ones(1, 4))
+    assert app.rows.names()[-1] == "extra"
+
+
+def test_a_part_of_two_models_has_one_path_when_called_by_itself(app):
+    shared = Block()
+    one, two = nn.Sequential(shared), nn.Sequential(nn.Identity(), shared)
+    with app.request():
+        one(torch.ones(1, 4))
+        two(torch.ones(1, 4))
+        shared(torch.ones(1, 4))
+        shared(torch.ones(1, 4))
+    assert app.rows.names()[-4:] == ["0.linear", "0", "0.linear", "0"]
+
+
+def test_modules_made_in_every_call_do_not_hide_what_is_added_later(app):
+    model = Pair()
+    with app.request():
+        model(torch.ones(1, 4))
+        for _ in range(40):
+            nn.Linear(4, 4)(torch.ones(1, 4))
+        model.head = nn.Sequential(nn.Linear(4, 4))
+        model(torch.ones(1, 4))
+    assert app.rows.names()[-3:] == ["head.0", "head", "Pair"]
 
 
 def test_a_shared_module_is_named_by_where_it_is_called_from(app):

@@ -35,7 +35,9 @@ class ModuleNode:
         recorded: False for the module inside a compiled wrapper: the wrapper's row is the compiled region's only one.
     """
 
-    __slots__ = ("children", "has_code", "module", "names", "parent", "path", "recorded", "refreshes", "site")
+    __slots__ = (
+        "children", "has_code", "module", "names", "parent", "path", "recorded", "refreshes", "searches", "site",
+    )  # fmt: skip
 
     def __init__(self, module: Any, path: str, parent: ModuleNode | None, forget: Callable[[Any], object]) -> None:
         self.module: weakref.ref[Any] = weakref.ref(module, forget)
@@ -45,7 +47,7 @@ class ModuleNode:
         self.recorded = parent is None or not parent.compiled_wrapper_of(module)
         self.children: dict[int, ModuleNode] = {}
         self.names: dict[int, tuple[weakref.ref[Any], str]] = {}
-        self.refreshes = 0
+        self.refreshes = self.searches = 0
 
     def add(self, module: Any) -> ModuleNode:
         """Return a new node for a module that is called inside this one; ``children`` has it from then on."""
@@ -69,10 +71,21 @@ class ModuleNode:
         known = self._known(module)
         if known is None and self.refreshes < MAX_REFRESHES:
             self.refreshes += 1
-            owner = self.module()
-            self.names = {} if owner is None else _names_below(owner)
+            self.list_names()
             known = self._known(module)
         return known
+
+    def list_names(self) -> None:
+        """Take down what is below the module now."""
+        owner = self.module()
+        self.names = {} if owner is None else _names_below(owner)
+
+    def find(self, module: Any) -> str | None:
+        """Return as ``relative_name`` does, for modules that are called elsewhere: most of them are not below."""
+        if self._known(module) is None and self.searches < MAX_REFRESHES:
+            self.searches += 1
+            self.list_names()
+        return self._known(module)
 
     def _known(self, module: Any) -> str | None:
         reference, name = self.names.get(id(module), (None, None))
@@ -99,16 +112,37 @@ class ModuleNames:
         key, given = id(module), self._given
         given[key] = (weakref.ref(module, lambda _: given.pop(key, None)), name)
         self._roots.pop(key, None)
+        self._make(module, name)
 
     def root(self, module: Any) -> ModuleNode:
-        """Return the node of a module that no recorded module encloses."""
+        """Return the node of a module that no recorded module encloses: a whole model, or a part called by itself.
+
+        A part of a root that is known has the name that it has inside it.
+        """
         found = self._roots.get(id(module))
         if found is not None and found.module() is module:
             return found
+        reference, name = self._given.get(id(module), (None, ""))
+        is_given = reference is not None and reference() is module
+        return self._make(module, name if is_given else self._path_in_others(module))
+
+    def _path_in_others(self, module: Any) -> str:
+        for other in list(self._roots.values()):
+            relative = other.find(module)
+            if relative is not None:
+                return ".".join(part for part in (other.path, relative) if part)
+        return ""
+
+    def _make(self, module: Any, path: str) -> ModuleNode:
+        """Add a root; what were roots and are parts of it get their names anew, by where they are in it."""
         key, roots = id(module), self._roots
-        reference, name = self._given.get(key, (None, ""))
-        path = name if reference is not None and reference() is module else ""
-        node = roots[key] = ModuleNode(module, path, None, lambda _: roots.pop(key, None))
+        node = ModuleNode(module, path, None, lambda _: roots.pop(key, None))
+        if roots:
+            node.list_names()
+        for other in list(roots):
+            if other not in self._given and other in node.names:
+                roots.pop(other, None)
+        roots[key] = node
         return node
 
 
