@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from opentelemetry.metrics import Meter, NoOpMeter
@@ -26,7 +27,7 @@ class Retention:
         max_age_ns: Spans and samples that ended longer ago are deleted.
         max_bytes: Above this many bytes the oldest spans are deleted.
         interval_s: Seconds between rounds.
-        in_memory: The store has no file: its size is the memory it holds.
+        path: The store's file; None = it has none: its size is the memory it holds.
         meter: Where deletions are counted.
     """
 
@@ -38,10 +39,10 @@ class Retention:
         max_age_ns: int,
         max_bytes: int,
         interval_s: float,
-        in_memory: bool,
+        path: Path | None,
         meter: Meter | None = None,
     ) -> None:
-        self._cursor, self._clock, self._in_memory = open_cursor, clock, in_memory
+        self._cursor, self._clock, self._path = open_cursor, clock, path
         self._max_age_ns, self._max_bytes, self._interval_s = max_age_ns, max_bytes, interval_s
         spec = semconv.METRICS[semconv.STORE_EXPIRED]
         self._expired = (meter or NoOpMeter("")).create_counter(spec.name, spec.unit, spec.description)
@@ -78,21 +79,30 @@ class Retention:
             return aged + self._shrink(cursor)
 
     def size_bytes(self) -> int:
-        """Return how much the store holds: blocks in use, or memory without a file."""
+        """Return how much the store holds: blocks in use and the write-ahead log, or memory without a file."""
         with self._cursor() as cursor:
             return self._size(cursor)
 
     def _size(self, cursor: Any) -> int:
-        if self._in_memory:
+        if self._path is None:
             row = cursor.execute("select sum(memory_usage_bytes) from duckdb_memory()").fetchall()[0]
             return int(row[0] or 0)
         row = cursor.execute("select block_size * used_blocks from pragma_database_size()").fetchall()[0]
-        return int(row[0] or 0)
+        return int(row[0] or 0) + self._log_bytes()
+
+    def _log_bytes(self) -> int:
+        """Return the size of DuckDB's write-ahead log: what is written and not yet in the file (16 MiB and more)."""
+        try:
+            return self._path.with_name(f"{self._path.name}.wal").stat().st_size if self._path else 0
+        except OSError:
+            return 0  # there is none after a checkpoint
 
     def _shrink(self, cursor: Any) -> int:
         if self._must_compact and not self._compact(cursor):
             return 0  # what was deleted is not given back yet: the size says nothing
         size = self._size(cursor)
+        if size > self._max_bytes and self._log_bytes() and self._compact(cursor):
+            size = self._size(cursor)  # the same rows are smaller in the file than in the log
         if size <= self._max_bytes:
             return 0
         share = min(1.0, (size - self._max_bytes) / size + _SLACK)

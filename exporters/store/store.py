@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ class DuckDBSpanStore:
         ledger: Ledger,
         clock: Clock,
         *,
-        in_memory: bool,
+        path: Path | None,
         meter: Meter | None,
     ) -> None:
         self._connection, self._config, self._clock = connection, config, clock
@@ -122,7 +123,7 @@ class DuckDBSpanStore:
             max_age_ns=int(config.max_age_s * 1e9),
             max_bytes=config.max_bytes,
             interval_s=config.retention_interval_s,
-            in_memory=in_memory,
+            path=path,
             meter=meter,
         )
         if meter is not None:
@@ -156,9 +157,9 @@ class DuckDBSpanStore:
         config = config or StoreConfig()
         connection = connect(path, memory_limit_bytes=config.memory_limit_bytes, threads=config.threads)
         ledger = ledger or Ledger([cls.name])
-        in_memory, clock = path == MEMORY, clock or SystemClock()
+        file, clock = None if path == MEMORY else Path(path), clock or SystemClock()
         try:
-            store = cls(connection, config, ledger, clock, in_memory=in_memory, meter=meter)
+            store = cls(connection, config, ledger, clock, path=file, meter=meter)
             store._say_aged(path)
         except Exception as error:  # whatever a damaged file makes of the first look at its tables
             connection.close()

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
+EXIT_SECONDS, EXIT_SHARE = 1.0, 0.1  # threads that were left behind and files take their time, too
 LEAST_SECONDS = 0.05  # of a step when no time is left: what would end at once ends in order
 log = logging.getLogger(__name__)
 
@@ -17,12 +18,12 @@ class Drain:
     """A budget of time.
 
     Args:
-        seconds: For all steps together.
+        seconds: For all steps together and the end of the process itself, which gets a tenth of it, 1 s at most.
         now: Monotonic seconds.
     """
 
     def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
-        self._now, self._end = now, now() + seconds
+        self._now, self._end = now, now() + seconds - min(EXIT_SECONDS, EXIT_SHARE * seconds)
 
     def left(self, share: float = 1.0) -> float:
         """Return a share of the seconds that are left."""

@@ -75,3 +75,8 @@ async def test_a_step_that_fails_does_not_keep_the_others_from_coming(caplog: py
 
 def test_no_time_left_is_a_little_time():
     assert Drain(0.0).left() == 0.05
+
+
+def test_the_end_of_the_process_has_its_share_of_the_time():
+    for seconds, left in ((10.0, 9.0), (100.0, 99.0), (1.0, 0.9)):
+        assert Drain(seconds, lambda: 5.0).left() == pytest.approx(left)

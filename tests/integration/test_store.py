@@ -546,3 +546,26 @@ def test_a_bound_that_makes_no_sense_names_its_field():
     with pytest.raises(InputError) as error:
         StoreConfig(max_bytes=0)
     assert error.value.field == "store.max_bytes"
+
+
+def test_what_lies_in_the_write_ahead_log_counts_for_the_size(tmp_path: Path):
+    made = Bench(str(tmp_path / "s.duckdb"))
+    for batch in range(10):
+        made.send(*(span(trace=1000 * batch + n, identifier=n, attributes={"a": "x" * 500}) for n in range(1, 200)))
+    assert made.store.flush()
+    log = (tmp_path / "s.duckdb.wal").stat().st_size
+    assert log > 500_000
+    assert made.store._retention.size_bytes() >= log
+    made.store.close()
+
+
+def test_a_store_whose_log_alone_is_above_its_size_is_shrunk(tmp_path: Path):
+    made = Bench(str(tmp_path / "s.duckdb"), StoreConfig(max_bytes=900_000, retention_interval_s=3600))
+    for batch in range(20):
+        noise = os.urandom(400).hex()
+        made.send(*(span(trace=1000 * batch + n, identifier=n, attributes={"a": f"{n}{noise}"}) for n in range(1, 200)))
+    made.settle()
+    assert made.store._retention.size_bytes() > 900_000
+    made.store._retention.round()
+    assert not (tmp_path / "s.duckdb.wal").exists() or (tmp_path / "s.duckdb.wal").stat().st_size < 900_000
+    made.store.close()
