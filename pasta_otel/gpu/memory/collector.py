@@ -128,6 +128,7 @@ class Collector:
         self._patching = threading.Lock()  # the API wants patching serialised; no launch waits for this one
         self._open: dict[int, list[Slab]] = {}
         self._in_graph: dict[int, dict[int, tuple[Slab, int]]] = {}
+        self._of_function: dict[int, int] = {}
         self._problems: set[str] = set()
         self.active = True
         self.launches: list[tuple[LaunchInfo, Any]] = []
@@ -201,8 +202,7 @@ class Collector:
         elif event == Graphs.LAUNCH_BEGIN:
             self._in_graph[thread] = {}
         elif event == Graphs.LAUNCH_END:
-            for function in self._in_graph.pop(thread, ()):
-                self._device.give_function_slot(function, 0)  # else launches that are not chosen would count too
+            self._in_graph.pop(thread, None)
             with self._lock:
                 self._release()
 
@@ -289,6 +289,8 @@ class Collector:
             memory.write(slot, header)
         if graph:
             self._device.give_function_slot(data.function, slot)
+            with self._lock:
+                self._of_function[data.function] = slot
         else:
             self._device.give_slot(data, slot)
 
@@ -383,11 +385,23 @@ class Collector:
         except PastaError as error:
             self._lose("unreadable", *(launch.number for launch in pending if launch is not None))
             self._report(f"results are lost: {error}")
+            self._forget_functions(slab)
             return
         slab.sources.clear()
+        self._forget_functions(slab)
         for at, launch in enumerate(pending):
             if launch is not None:
                 self._decode(Record(launch, raw[at * size : (at + 1) * size]))
+
+    def _forget_functions(self, slab: Slab) -> None:
+        """Take a slab's slots from functions that have them: else launches that are not chosen would count there."""
+        end = slab.address + self.slab_bytes
+        with self._lock:
+            gone = [function for function, slot in self._of_function.items() if slab.address <= slot < end]
+            for function in gone:
+                del self._of_function[function]
+        for function in gone:
+            self._device.give_function_slot(function, 0)
 
     def _decode(self, record: Record) -> None:
         try:
