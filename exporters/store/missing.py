@@ -96,5 +96,6 @@ def with_late(counts: EventCounts, late: int, grace_ns: int) -> EventCounts:
     """Return ``no_traffic`` with the number of late spans, which is what an idle service does not have."""
     if not late or counts.no_data != "no_traffic":
         return counts
-    text = f"{late} late spans: they came more than {grace_ns / 1e9:g} s after their end, so their clocks may be behind"
-    return replace(counts, detail=f"no events in time, but {text} (--grace)")
+    why = "a clock that is behind, a sender that was cut off, or traces of earlier"
+    text = f"{late} late spans came more than {grace_ns / 1e9:g} s (--grace) after their end"
+    return replace(counts, detail=f"no events in time, but {text}: {why}")
