@@ -263,3 +263,30 @@ def test_a_python_without_pasta_otel_says_which_it_is_and_what_to_do(tmp_path):
     assert f"not instrumented: {bare} has no pasta-otel" in err
     assert f"`{bare} -m pip install pasta-otel`" in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"OTEL_EXPORTER_OTLP_HEADERS": "authorization: Bearer S3CR3T"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "u:S3CR3T@127.0.0.1"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "ftp://u:S3CR3T@127.0.0.1"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://u:S3CR3T@127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "0.2"},
+        {"PASTA_CONTROLLER_URL": "http://u:S3CR3T@127.0.0.1:9"},
+        {"PASTA_CONTROLLER_URL": "http://u:S3CR3T@127.0.0.1:notaport"},
+    ],
+    ids=str,
+)
+def test_a_program_prints_no_credentials_of_its_settings(tmp_path: Path, environ: dict[str, str]):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from opentelemetry import trace\nfrom pasta_otel import slo\n"
+        "with trace.get_tracer('t').start_as_current_span('a'):\n    slo.flag('degrade.a')\nslo.wait_ready(0.3)\n"
+    )
+    code, out, err = run(
+        [*RUN, sys.executable, str(program)], PASTA_DEBUG="true", OTEL_METRICS_EXPORTER="none", **environ
+    )
+    assert code == 0, err
+    assert "S3CR3T" not in out + err
+    if next(iter(environ)).startswith("OTEL") and ":9" not in str(environ):
+        assert f"{next(iter(environ))}: expected" in err
