@@ -95,7 +95,10 @@ class Process:
         libraries: Mapped libraries that somebody wants.
         namespace: Device and inode of its pid namespace.
         began_s: When its program began, as far as it is known, on the table's clock.
-        next_scan_s: When to read its map again.
+        next_scan_s: When to look at its map again.
+        likely: It is likely to publish.
+        size: Of its memory when its map was read, as statm writes it: a map that has grown or shrunk has changed.
+        read_s: When that was.
         unreadable: Its map, or what it publishes, may not be read.
     """
 
@@ -106,7 +109,8 @@ class Process:
         self.address: int | None = None
         self.libraries: tuple[Library, ...] = ()
         self.namespace: tuple[int, int] = (0, 0)
-        self.unreadable = False
+        self.unreadable = self.likely = False
+        self.size, self.read_s = "", 0.0
 
     @property
     def service(self) -> str:
@@ -167,7 +171,7 @@ class ProcessTable:
         for pid in pids:
             known = self.processes.get(pid)
             if known is None or self._due(known, now, soon):
-                self._visit(pid, now, found, certain=pid in soon)
+                self._visit(pid, now, found, certain=pid in soon or known is None or self._republished(known))
         return found.changes()
 
     def note(self, started: Iterable[int] = (), forked: Iterable[int] = (), ended: Iterable[int] = ()) -> None:
@@ -226,7 +230,7 @@ class ProcessTable:
             known = self.processes[pid] = Process(pid, start, now - age_s)
             found.appeared.append(known)
             self._look(known, now)
-        elif self._look(known, now) or certain:
+        elif self._look(known, now, certain=certain) or certain:
             found.changed.append(known)
 
     def _leads(self, pid: int) -> bool:
@@ -234,11 +238,12 @@ class ProcessTable:
         return f"\nTgid:\t{pid}\n" in _read(f"{self._proc}/{pid}/status")
 
     def _due(self, process: Process, now: float, soon: set[int]) -> bool:
-        if process.context is not None and process.address is not None:
-            stamp = published_at(self._proc, process.pid, process.address)
-            if stamp != process.context.published_at_ns:
-                return True
-        return now >= process.next_scan_s or process.pid in soon
+        return self._republished(process) or now >= process.next_scan_s or process.pid in soon
+
+    def _republished(self, process: Process) -> bool:
+        if process.context is None or process.address is None:
+            return False
+        return published_at(self._proc, process.pid, process.address) != process.context.published_at_ns
 
     def _pids(self) -> Iterator[int]:
         return (int(name) for name in os.listdir(self._proc) if name.isdigit())  # noqa: PTH208 - thousands of entries
@@ -248,8 +253,13 @@ class ProcessTable:
         fields = _read(f"{self._proc}/{pid}/stat").rpartition(")")[2].split()
         return int(fields[19]) if len(fields) > 20 and int(fields[20]) > 0 else None
 
-    def _look(self, process: Process, now: float) -> bool:
+    def _look(self, process: Process, now: float, *, certain: bool = True) -> bool:
         """Read a process's map; return whether something changed."""
+        size = _read(f"{self._proc}/{process.pid}/statm").partition(" ")[0]
+        if not certain and size == process.size and now < process.read_s + LATEST_S:
+            self._plan(process, now + self._patience(process, now))
+            return False
+        process.size, process.read_s = size, now
         maps = _read(f"{self._proc}/{process.pid}/maps")
         before = (process.context, process.libraries)
         process.address = context_address(maps)
@@ -259,12 +269,17 @@ class ProcessTable:
         )
         if context is None and process.context is not None:  # another program, which nobody told us of
             process.began_s = now
-        part = LIKELY_PART if LIKELY in maps or context is not None else AGE_PART
-        self._plan(process, now + min(max((now - process.began_s) / part, SOONEST_S), LATEST_S))
+        process.likely = LIKELY in maps or context is not None
+        self._plan(process, now + self._patience(process, now))
         process.context = context
         process.libraries = tuple(self._libraries(process.pid, maps))
         process.namespace = self._namespace(process.pid)
         return before != (process.context, process.libraries)
+
+    @staticmethod
+    def _patience(process: Process, now: float) -> float:
+        part = LIKELY_PART if process.likely else AGE_PART
+        return min(max((now - process.began_s) / part, SOONEST_S), LATEST_S)
 
     def _closed(self, pid: int, name: str) -> bool:
         """Return whether a file may not be read: one that is empty may be that of a process that just ended."""

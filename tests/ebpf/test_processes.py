@@ -28,6 +28,7 @@ class World:
         folder.mkdir(exist_ok=True)
         (folder / "stat").write_text(f"{pid} (a) S {' '.join(['0'] * 18)} {int(began_s * TICKS_PER_S)} 4096 0\n")
         (folder / "status").write_text(f"Name:\ta\nTgid:\t{leader or pid}\nPid:\t{pid}\n")
+        (folder / "statm").write_text(f"{1000 + inode} 0 0 0 0 0 0\n")
         (folder / "maps").write_text(MAP.format(inode=inode) if inode else PYTHON)
 
     def seen(self, pid: int) -> bool:
@@ -77,6 +78,15 @@ def test_an_old_process_that_starts_another_program_is_young_again(tmp_path):
     world.table.scan()  # which forgets what glances were to look at, but not how old the process is
     world.process(5, inode=7)
     assert world.until_seen(5) <= 0.2
+
+
+def test_a_map_that_kept_its_size_is_read_again_all_the_same_before_long(tmp_path):
+    world = World(tmp_path)
+    world.process(5)
+    world.table.scan()
+    world.process(5, inode=7)
+    (tmp_path / "5" / "statm").write_text("1000 0 0 0 0 0 0\n")
+    assert LATEST_S - 1 < world.until_seen(5) < 2 * LATEST_S
 
 
 def test_a_child_is_seen_at_once_and_a_thread_is_no_process(tmp_path):
