@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_otel.cli import main
@@ -22,7 +22,7 @@ TRACE, SPAN, START, END = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 BAD = {
     "traceId": [None, "", "xyz", "0" * 32, TRACE[:-1], 12, ["a"]],
     "spanId": [None, "", "xyz", "0" * 16, SPAN + "0", 7, {}],
-    "parentSpanId": ["xyz", SPAN[:-2], 5],
+    "parentSpanId": ["xyz", SPAN[:-2], 5, 0, [], {}],
     "startTimeUnixNano": ["", "soon", -1, "9" * 23, 1 << 64, True, 1.5, [1]],
     "endTimeUnixNano": ["later", "-3", {"a": 1}],
 }
@@ -75,6 +75,7 @@ ODD = st.sampled_from([None, "", "xyz", "0" * 16, "0" * 32, TRACE, SPAN, SPAN.up
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(BAD, ODD)))
+@settings(max_examples=1000, deadline=None)
 def test_what_is_left_out_is_what_receivers_refuse(fields):
     """Only a span without a time differs: a receiver keeps it, and the report counts it apart."""
     converted = to_protobuf(json.dumps(otlp(span(**fields))).encode(), wire.TRACE_REQUEST)
@@ -84,7 +85,9 @@ def test_what_is_left_out_is_what_receivers_refuse(fields):
 
 def test_every_span_is_in_a_trace_or_counted(tmp_path, capsys):
     """The file that a user lost three spans of: two ids that are none, and a time of 77 bits."""
-    document = otlp(span(spanId="xyz"), span(spanId="0" * 16), span(startTimeUnixNano="9" * 23), span(), span())
+    document = otlp(
+        span(spanId="xyz"), span(spanId="0" * 16), span(startTimeUnixNano="9" * 23), span(), span(spanId="a" * 16)
+    )
     path = written(tmp_path, document)
     code, out, _ = report(capsys, path)
     found = json.loads(out)
