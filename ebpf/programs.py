@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from pasta_otel.ebpf.loaders.bcc import compile_program, import_bcc, refusing
-from pasta_otel.ebpf.ports import RefusedError
+from pasta_otel.ebpf.ports import Refusal, RefusedError
 from pasta_otel.ebpf.ring import HEADER
+from pasta_otel.ebpf.start_reason import HELP, lockdown_reason, read_lockdown
 from pasta_otel.ebpf.syscall import map_size
 from pasta_otel.errors import InputError
 
@@ -55,13 +56,14 @@ class UserProgram:
     Args:
         path: Its source.
         module: The module ``bcc``; imported when it is None.
+        sys_root: ``/sys``.
 
     Raises:
-        RefusedError: It does not compile, load or attach.
+        RefusedError: The kernel is locked down, or the program does not compile, load or attach.
         InputError: It, or the YAML beside it, cannot be used.
     """
 
-    def __init__(self, path: Path, module: Any = None) -> None:
+    def __init__(self, path: Path, module: Any = None, sys_root: Path = Path("/sys")) -> None:
         self.name = path.name.partition(".")[0]
         self.counts: Counter[tuple[str, str]] = Counter()  # by table and outcome
         self._waiting: deque[UserEvent] = deque()
@@ -71,6 +73,9 @@ class UserProgram:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         source, wanted = _source(path), _attachments(path.with_suffix(".yaml"))
+        locked = lockdown_reason(read_lockdown(sys_root))
+        if locked is not None:
+            raise RefusedError(Refusal(locked, 0, HELP[locked]))
         module = module or import_bcc()
         with refusing(str(path)):
             self._bpf = compile_program(module, source)

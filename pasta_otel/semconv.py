@@ -432,14 +432,20 @@ HOST_EVENT_DURATION = _metric(
     "pasta.host.event.duration", "histogram", "s", "Durations of host events, counted in the kernel."
 )
 HOST_LINKS = _metric(
-    "pasta.host.links", "counter", "{event}", "Host events by `link`: slot, none, stale, unregistered."
+    "pasta.host.links",
+    "counter",
+    "{event}",
+    "Host events by `link`: slot, none, stale, unregistered; scheduler events of who publishes nothing are `filtered`.",
 )
 HOST_SPANS = _metric(
     "pasta.host.spans", "counter", "{span}", "Host spans by `outcome`: ok, capped, unsampled, dropped."
 )
 PACKETS_DROPPED = _metric("pasta.host.packets.dropped", "counter", "{packet}", "Packets dropped, by `reason`.")
 PROCESS_ENDS = _metric(
-    "pasta.host.process.events", "counter", "{event}", "Processes by `event`: exec, fork, exit, oom."
+    "pasta.host.process.events",
+    "counter",
+    "{event}",
+    "Processes by `event`: exec and oom of all, fork and exit of those that publish their context.",
 )
 PROBE_EVENTS = _metric(
     "pasta.probe.events", "counter", "{event}", "Events by `probe` and `outcome`: filtered, submitted, full, unpaired."
@@ -454,9 +460,14 @@ PROBE_ATTACHED = _metric(
 PROBE_LAUNCH_DUTY = _metric("pasta.probe.launch.duty", "gauge", "1", "Share of time that launches are recorded.")
 PROBE_LAUNCH_COST = _metric("pasta.probe.launch.cost", "gauge", "1", "Share of time that launch probes cost.")
 USER_EVENTS = _metric(
-    "pasta.user.events", "counter", "{event}", "Events of users' own programs, by `program`, `table` and `outcome`."
+    "pasta.user.events",
+    "counter",
+    "{event}",
+    "Events of users' programs by `program`, `table`, `outcome`: ok, invalid, dropped, lost; full = times, not events.",
 )
-AGENT_PROCESSES = _metric("pasta.agent.processes", "gauge", "{process}", "Processes by `state`: seen, publishing.")
+AGENT_PROCESSES = _metric(
+    "pasta.agent.processes", "gauge", "{process}", "Processes by `state`: seen, publishing, unreadable."
+)
 PRESSURE_TIME = _metric("pasta.host.pressure", "counter", "s", "Pressure stall time by `resource` and `kind`.")
 NETSTAT_OVERFLOWS = _metric(
     "pasta.host.listen.overflows", "counter", "{connection}", "Accept queue overflows, by `network_namespace`."

@@ -90,6 +90,7 @@ class Agent:
         deadline = time.monotonic() + seconds
         while not stop.is_set() and (left := deadline - time.monotonic()) > 0:
             stop.wait(min(left, ATTEND_S))
+            self._exports.mark()
             self._attend()
 
     def _attend(self) -> None:

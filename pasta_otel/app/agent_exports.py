@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 SERVICE = semconv.AGENT_SERVICE
 STALE_NS = 30_000_000_000
+MARK_NS = 30_000_000_000
 FLUSH_MS = 5_000
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class AgentExports:
         self.totals = HostTotals(apis, service_of, clock.unix_nano, drop_reasons() if by_core else {})
         self._spans = HostSpans(apis, service_of, outcomes=self.totals.spans)
         self._wall, self._ids = WallClock(clock), SpanIds()
+        self._mark_due_ns = 0
         self._identity = default_identity()
         self._page = _Page(self.totals)
         self._provider = self._build_provider()
@@ -104,6 +106,12 @@ class AgentExports:
         if spans and self._rows is not None:
             self._rows.offer_columns(host_columns(spans, self._wall, self._ids))
 
+    def mark(self) -> None:
+        """Measure the clocks, if that was long ago: a harvest may be a day away, and clocks drift apart."""
+        if self._clock.monotonic_ns() >= self._mark_due_ns:
+            self._mark_due_ns = self._clock.monotonic_ns() + MARK_NS
+            self._wall.mark()
+
     def load_programs(self) -> None:
         """Load users' own programs; one that is refused is said and counted, and the agent goes on."""
         for path in self._agent.options.programs:
@@ -129,8 +137,9 @@ class AgentExports:
 
     def _send_events(self, program: UserProgram) -> None:
         events = program.poll(self._clock.monotonic_ns)
-        if self._rows is None:
+        if self._rows is None or not events:
             return
+        self._wall.mark()
         for columns in user_columns(events, self._wall, self._clock.monotonic_ns(), self._ids):
             self._rows.offer_columns(columns)
 

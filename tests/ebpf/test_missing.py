@@ -133,6 +133,42 @@ def test_what_bcc_only_writes_is_the_reason_and_not_in_the_agents_output(start, 
         assert_works(agent, "pasta_host_listen_overflows")
 
 
+LOCKDOWN = {
+    "[none] integrity confidentiality": "core",
+    "none [integrity] confidentiality": "core",
+    "none integrity [confidentiality]": "files",
+}
+
+
+@pytest.mark.case("E03")
+@pytest.mark.parametrize("state", LOCKDOWN)
+def test_in_a_kernel_that_is_locked_down_for_confidentiality_nothing_is_tried(start, tmp_path, state):
+    own = tmp_path / "own.c"
+    own.write_text("TRACEPOINT_PROBE(sched, sched_process_exec) { return 0; }")
+    folder = "/sys/kernel/security"
+    script = f'mount -t tmpfs none {folder} && echo "{state}" > {folder}/lockdown && exec "$@"'
+    with start("auto", ("unshare", "--mount", "sh", "-c", script, "sh"), "--probe", str(own)) as agent:
+        assert agent.attached["loader"] == LOCKDOWN[state]
+        if LOCKDOWN[state] == "files":
+            reason = "kernel_lockdown_confidentiality"
+            assert set(refused(agent).values()) == {reason}
+            assert agent.ready["refused_programs"][str(own)].startswith(reason)
+            assert json.loads(agent.get("/healthz"))["reasons"] == [reason]
+            assert f'reason="{reason}"' in agent.get()
+        else:
+            assert not agent.ready["refused_programs"]
+        assert_works(agent, "pasta_host_listen_overflows")
+
+
+@pytest.mark.case("E05")
+def test_a_program_on_a_function_that_the_kernel_does_not_let_be_probed_is_refused_by_name(start, tmp_path):
+    own = tmp_path / "own.c"
+    own.write_text("int kprobe__nosuch_task_switch(void *ctx) { return 0; }")
+    with start("core", (), "--probe", str(own)) as agent:
+        assert agent.ready["refused_programs"][str(own)].startswith("symbol_not_traceable")
+        assert ["sched", "sched:sched_switch"] in agent.attached["attached"]  # ours takes the tracepoint
+
+
 def test_a_program_on_a_tracepoint_is_refused_for_want_of_tracefs(start, tmp_path):
     own = tmp_path / "own.c"
     own.write_text("TRACEPOINT_PROBE(sched, sched_process_exec) { return 0; }")
