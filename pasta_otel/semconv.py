@@ -435,7 +435,7 @@ HOST_LINKS = _metric(
     "pasta.host.links",
     "counter",
     "{event}",
-    "Host events by `link`: slot, none, stale, unregistered; scheduler events of who publishes nothing are `filtered`.",
+    "Host events by `link`: slot, none, stale; unregistered of driver calls only, the rest being `filtered`.",
 )
 HOST_SPANS = _metric(
     "pasta.host.spans", "counter", "{span}", "Host spans by `outcome`: ok, capped, unsampled, dropped."

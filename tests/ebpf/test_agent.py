@@ -221,3 +221,35 @@ def test_a_users_own_program_is_attached_and_its_events_become_spans(start_agent
             assert spans[0].links[0].trace_id[0] == 1
             assert 'pasta_user_events_total{outcome="ok",program="own"' in "\n".join(strip_scope(agent.get()))
             agent.stop()
+
+
+class Paced:
+    """Clocks that tests move."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**12
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def unix_nano(self) -> int:
+        return 17 * 10**17 + self.now_ns
+
+
+@pytest.mark.case("E01")
+def test_clocks_are_measured_twice_a_minute_also_where_no_probe_is_harvested():
+    from pasta_otel.app.agent import Agent
+    from pasta_otel.app.agent_start import AgentOptions, AgentStart
+
+    clock = Paced()
+    agent = Agent(AgentStart(AgentOptions(loader="files", exports=False, port=0), None, {}), clock)
+    try:
+        anchors = agent._exports._wall._anchors
+        measured = []
+        for _ in range(10):
+            agent._exports.mark()
+            measured.append(len(anchors))
+            clock.now_ns += 15 * 10**9
+        assert measured[-1] - measured[0] == 4
+    finally:
+        agent._exports.stop()
