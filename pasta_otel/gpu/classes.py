@@ -58,6 +58,12 @@ def load_rules(text: str | None = None, file: str = TABLE) -> tuple[ClassRule, .
     return tuple(_rule(entry, f"[{index}]", file) for index, entry in enumerate(document))
 
 
+@cache
+def _shipped_rules() -> tuple[ClassRule, ...]:
+    """Return the package's own table, read once: reading takes as long as the analysis of a small trace."""
+    return load_rules()
+
+
 def _rule(entry: object, field: str, file: str) -> ClassRule:
     if not isinstance(entry, Mapping) or not {"class", "source", "patterns"} <= set(entry):
         raise InputError("a class needs class, source and patterns", file=file, field=field)
@@ -78,7 +84,7 @@ class KernelClasses:
     """
 
     def __init__(self, rules: Iterable[ClassRule] | None = None) -> None:
-        self._rules = tuple(load_rules() if rules is None else rules)
+        self._rules = _shipped_rules() if rules is None else tuple(rules)
         self._known: dict[str, str] = {}
 
     def __call__(self, name: str) -> str:
