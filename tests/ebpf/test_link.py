@@ -9,6 +9,7 @@ import pytest
 
 from pasta_otel.ebpf import layout
 from pasta_otel.ebpf.layout import Aggregate
+from pasta_otel.ebpf.ports import RefusedError, Site
 from pasta_otel.ebpf.probes import load_probes
 from tests.ebpf.scenario import (
     TOOLS,
@@ -258,3 +259,11 @@ def test_a_program_that_comes_later_is_found(observe, standin):
         time.sleep(0.02)
     assert observer.service_of(app.pid) == ""
     assert not [item for item in observer.report() if item.target == str(standin)]
+
+
+def test_a_place_that_the_kernel_cannot_probe_is_refused_as_such_and_not_as_a_program(observe, standin):
+    observer = observe()
+    nowhere = [Site("cuLaunchKernel", 1 << 40, 1)]
+    with pytest.raises(RefusedError) as refused:
+        observer.loaded.attach_uprobes("cuda", "call_count", str(standin), nowhere)
+    assert refused.value.refusal.reason == "attach_refused"

@@ -86,6 +86,30 @@ def test_what_a_kernel_writes_is_read_back_by_name(values: dict[str, int]):
     assert parse_netstat(text) == {"TcpExt": values}
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("attaching cuda/call_return to /a/libcuda.so.1: Invalid argument", "attach_refused"),
+        (
+            "bpf: Failed to load program: Permission denied\n0: (b7) r0 = 0\nprocessed 1 insns (limit 1)",
+            "verifier_or_version",
+        ),
+        (
+            "bpf: Failed to load program: Invalid argument\nunknown func bpf_x#999\nprocessed 1 insns",
+            "lockdown_or_helper_denied",
+        ),
+        ("bpf: Failed to load program: Operation not permitted", "not_privileged"),
+        ("open(/sys/kernel/tracing/events/a/b/id): No such file or directory", "tracepoint_missing"),
+        ("open(/sys/kernel/debug/tracing/events/a/b/id): Permission denied", "tracefs_missing"),
+        ("/virtual/main.c:1:1: error: expected identifier\n3 errors generated.", "compile_failed"),
+        ("libbcc.so.0: cannot open shared object file", "bcc_missing"),
+    ],
+)
+def test_what_kernels_and_compilers_write_names_the_cause_and_not_what_follows_from_it(text, reason):
+    assert start_reason(text) == reason
+    assert HELP[reason]
+
+
 @pytest.mark.case("E03")
 def test_every_start_failure_gets_its_reason():
     errors = json.loads((CASES / "E03" / "errors.json").read_text())
