@@ -105,6 +105,7 @@ class ApiServer:
         )
         self.scheme = "https" if certfile else "http"
         self._thread: threading.Thread | None = None
+        self._failure: OSError | None = None
 
     @property
     def url(self) -> str:
@@ -120,14 +121,13 @@ class ApiServer:
         """
         listener = self._bind()
         self.port = listener.getsockname()[1]
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [listener]}, name="pasta-api", daemon=True
-        )
+        self._thread = threading.Thread(target=self._serve, args=[listener], name="pasta-api", daemon=True)
         self._thread.start()
         deadline = time.monotonic() + START_SECONDS
         while not self._server.started:
             if time.monotonic() > deadline or not self._thread.is_alive():
-                raise MissingError(f"the API server on {self.host}:{self.port} did not start", how="see its log")
+                why = f": {self._failure}" if self._failure is not None else ""
+                raise MissingError(f"the API server on {self.host}:{self.port} did not start{why}", how="see its log")
             time.sleep(0.005)
 
     def stop(self) -> None:
@@ -136,6 +136,13 @@ class ApiServer:
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join(timeout=10.0)
+
+    def _serve(self, listener: socket.socket) -> None:
+        try:
+            self._server.run(sockets=[listener])
+        except OSError as error:  # too many open files, and the like
+            self._failure = error
+            listener.close()
 
     def _bind(self) -> socket.socket:
         listener = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)

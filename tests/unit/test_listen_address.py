@@ -1,5 +1,8 @@
 """Where a server listens is said by its user: an empty address is not every address, and no port is a crash."""
 
+import errno
+import os
+
 import pytest
 
 from pasta_otel.app.agent_start import AgentOptions
@@ -30,3 +33,13 @@ def test_an_impossible_port_is_refused(port):
 def test_an_address_that_is_none_is_said_in_one_line(host):
     with pytest.raises(MissingError, match="cannot listen on"):
         ApiServer(nothing, host=host, port=0).start()
+
+
+def test_a_server_that_cannot_run_says_why(monkeypatch):
+    def fail(**_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    server = ApiServer(nothing, port=0)
+    monkeypatch.setattr(server._server, "run", fail)
+    with pytest.raises(MissingError, match=r"did not start: .*Too many open files"):
+        server.start()
