@@ -255,7 +255,8 @@ class ProcessTable:
 
     def _look(self, process: Process, now: float, *, certain: bool = True) -> bool:
         """Read a process's map; return whether something changed."""
-        size = _read(f"{self._proc}/{process.pid}/statm").partition(" ")[0]
+        first = process.read_s == 0  # when probes are about to be attached each call of the system counts
+        size = "" if first else _read(f"{self._proc}/{process.pid}/statm").partition(" ")[0]
         if not certain and size == process.size and now < process.read_s + LATEST_S:
             self._plan(process, now + self._patience(process, now))
             return False

@@ -84,6 +84,8 @@ def test_a_map_that_kept_its_size_is_read_again_all_the_same_before_long(tmp_pat
     world = World(tmp_path)
     world.process(5)
     world.table.scan()
+    world.now_s += 1
+    world.table.glance()  # with the second look its size is known
     world.process(5, inode=7)
     (tmp_path / "5" / "statm").write_text("1000 0 0 0 0 0 0\n")
     assert LATEST_S - 1 < world.until_seen(5) < 2 * LATEST_S
