@@ -446,3 +446,27 @@ def test_sigterm_reaches_the_program(fake, tmp_path):
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == 9
+
+
+@pytest.mark.parametrize("outer", ["run", "analyze"])
+def test_run_and_analyze_go_together_and_the_programs_own_sitecustomize_runs_once(fake, tmp_path, outer):
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import sys; sys.stderr.write('own sitecustomize\\n')\n")
+    script, patch, report = tmp_path / "program.py", tmp_path / "patch.fatbin", tmp_path / "report.json"
+    script.write_text(PROGRAM + "launch(1, 'k', 5, 1); print('ran', 'pasta_otel.autoinstrument' in sys.modules)")
+    patch.touch()
+    cli = [sys.executable, "-m", "pasta_otel"]
+    analyzing, running = [*cli, "analyze", "memory", "--json", "--output", str(report), "--"], [*cli, "run", "--"]
+    words = [*running, *analyzing] if outer == "run" else [*analyzing, *running]
+    settings = {"PASTA_SANITIZER_LIBRARY": fake, "PASTA_SANITIZER_PATCH": str(patch), "FAKE_SANITIZER": fake}
+    environment = {**os.environ, **settings, "PYTHONPATH": str(own)}
+    done = subprocess.run(
+        [*words, sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "ran True\n"
+    assert "Error" not in done.stderr
+    # one in the command, one in the program; the command that becomes another process is a third
+    assert done.stderr.count("own sitecustomize") in {2, 3}
+    assert json.loads(report.read_text())["launches"]["analysed"] == 1

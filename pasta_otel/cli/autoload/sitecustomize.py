@@ -25,10 +25,13 @@ def _chain():
     """Run the sitecustomize that this one hides."""
     import os
 
-    here = os.path.dirname(os.path.abspath(__file__))
+    # of this interpreter, since `run` and `analyze` have one each, and either may hide the other
+    done = sys.__dict__.setdefault("_pasta_sitecustomize", set())
+    done.add(os.path.realpath(os.path.dirname(os.path.abspath(__file__))))
     for folder in list(sys.path):
         path = os.path.join(folder or os.getcwd(), "sitecustomize.py")
-        if os.path.abspath(folder or os.getcwd()) != here and os.path.isfile(path):
+        if os.path.realpath(folder or os.getcwd()) not in done and os.path.isfile(path):
+            done.add(os.path.realpath(folder or os.getcwd()))
             module = type(sys)("sitecustomize")
             module.__file__ = path
             sys.modules["sitecustomize"] = module
