@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import re
 import threading
 from collections import defaultdict
 
@@ -429,7 +430,8 @@ def test_a_tool_that_cannot_read_one_launch_loses_that_one():
     program.collector.finish()
     assert program.values == [1, 3]
     assert program.collector.skipped == {"undecodable": 1}
-    assert program.problems == ["sum: ValueError: cannot read this"]
+    (problem,) = program.problems
+    assert problem.startswith(f"sum: ValueError: cannot read this in decode() ({__file__}:")
 
 
 def test_launches_outside_a_region_are_left_out():
@@ -478,3 +480,87 @@ def test_launches_are_chosen_by_the_torch_module_that_launches():
 def test_a_selection_survives_its_way_to_the_program():
     selection = Selection(("k*",), 3, 7, 2 << 20, ("net.*", "other"))
     assert Selection.from_json(selection.to_json()) == selection
+
+
+def bad_header(kind):
+    def header(_memory):
+        if kind == "raises":
+            raise ZeroDivisionError("division by zero")
+        if kind == "exits":
+            raise SystemExit(9)
+        return {"text": "abc", "nothing": None, "number": 5, "long": bytes(Sum.slot_bytes + 8)}[kind]
+
+    return header
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("raises", rf"sum: ZeroDivisionError: division by zero in header\(\) \({__file__}:\d+\)"),
+        ("exits", r"sum: SystemExit: 9 in header\(\)"),
+        ("text", r"sum: header\(\) must return bytes, got str"),
+        ("nothing", r"sum: header\(\) must return bytes, got NoneType"),
+        ("number", r"sum: header\(\) must return bytes, got int"),
+        ("long", r"sum: header\(\) returned 4,104 bytes, more than a slot's 4,096"),
+    ],
+)
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_launch_whose_header_is_none_is_lost_with_the_reason_and_not_decoded_as_zeros(kind, message, graph):
+    program = Program()
+    program.tool.decode = lambda record: 0  # zeros would pass for a result
+    program.launch(1)
+    program.tool.header = bad_header(kind)
+    program.graph([2]) if graph else program.launch(2)
+    del program.tool.header
+    program.launch(3)
+    program.collector.finish()
+    assert [launch.number for launch, _ in program.collector.launches] == [1, 3]
+    assert program.collector.skipped == {"header": 1}
+    (problem,) = program.problems
+    assert re.fullmatch(f"a launch cannot be analysed: {message}.*", problem)
+
+
+def test_a_header_never_touches_the_slot_beside_it():
+    program = Program()
+    program.launch(1)
+    program.tool.header = lambda memory: b"\xff" * Sum.slot_bytes * 2
+    program.launch(2)
+    del program.tool.header
+    program.launch(3)
+    program.collector.finish()
+    assert program.values == [1, 3]
+
+
+@pytest.mark.parametrize("content", ["text", None, 7])
+def test_a_table_that_is_no_bytes_is_the_tools_fault(content):
+    program = Program()
+    program.tool.header = lambda memory: memory.put("table", 1, lambda: content).to_bytes(8, "little")
+    program.launch(1)
+    program.collector.finish()
+    assert program.collector.skipped == {"header": 1}
+    assert f"sum: TypeError: memory.put() wants bytes, got {type(content).__name__} in header()" in program.problems[0]
+
+
+def test_a_tool_that_exits_while_it_decodes_loses_that_launch():
+    program = Program()
+    program.tool.decode = bad_header("exits")
+    program.launch(1)
+    program.collector.finish()
+    assert program.collector.skipped == {"undecodable": 1}
+
+
+@pytest.mark.parametrize("slot_bytes", [(1 << 20) + 8, 16 << 20, 1 << 40, 1 << 70])
+def test_a_slot_larger_than_the_device_memory_allowed_is_refused(slot_bytes):
+    tool = Sum()
+    tool.slot_bytes = slot_bytes
+    with pytest.raises(InputError, match=rf"tool sum: slot_bytes is {slot_bytes:,}, more than the 1,048,576 bytes"):
+        Collector(FakeDevice(), "patch", Selection(device_bytes=1 << 20), tool)
+
+
+@given(st.integers(1, 1 << 17), st.integers(1 << 20, 1 << 24))
+def test_slabs_never_take_more_than_the_device_memory_allowed(words, allowed):
+    tool = Sum()
+    tool.slot_bytes = 8 * words
+    collector = Collector(FakeDevice(), "patch", Selection(device_bytes=allowed), tool)
+    assert collector.slab_slots >= 1
+    assert 1 <= collector._most_slabs <= allowed // collector.slab_bytes

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from pasta_otel.errors import PastaError
+from pasta_otel.errors import InputError, PastaError, StateError
 from pasta_otel.gpu.memory.callers import Caller, caller
 from pasta_otel.gpu.memory.locks import OwnedLock
 from pasta_otel.gpu.memory.sanitizer import (
@@ -34,7 +34,7 @@ from pasta_otel.gpu.memory.sanitizer import (
 )
 from pasta_otel.gpu.memory.selection import Chooser, Selection
 from pasta_otel.gpu.memory.slabs import Context, Device, Region, Slab, StreamRegions
-from pasta_otel.gpu.memory.tool import LaunchInfo, Record, Tool
+from pasta_otel.gpu.memory.tool import LaunchInfo, Record, Tool, blame
 
 MOST_SLOTS = 64
 LEAST_SLABS = 4
@@ -96,6 +96,9 @@ class Collector:
         allocations: Is told of device memory.
         blocks: Parts of the program that want launches for themselves.
 
+    Raises:
+        InputError: One slot is larger than the device memory allowed.
+
     Attributes:
         active: Whether launches are analysed now.
         launches: Those that were, with the tool's record of each.
@@ -120,9 +123,12 @@ class Collector:
         self._device, self._patch, self._selection, self._on_problem = device, patch, selection, on_problem
         self._blocks, self._chooser = blocks or _NoBlocks(), Chooser(selection)
         self._who, self._tool, self._allocations = who, tool, allocations
+        if tool.slot_bytes > selection.device_bytes:
+            allowed = f"the {selection.device_bytes:,} bytes of device memory allowed for results"
+            raise InputError(f"slot_bytes is {tool.slot_bytes:,}, more than {allowed}", field=f"tool {tool.name}")
         self.slab_slots = min(MOST_SLOTS, max(1, selection.device_bytes // (LEAST_SLABS * tool.slot_bytes)))
         self.slab_bytes = self.slab_slots * tool.slot_bytes
-        self._most_slabs = max(1, selection.device_bytes // self.slab_bytes)
+        self._most_slabs = selection.device_bytes // self.slab_bytes
         self._contexts: dict[int, Context] = {}
         self._lock = OwnedLock()
         self._patching = threading.Lock()  # the API wants patching serialised; no launch waits for this one
@@ -268,15 +274,16 @@ class Collector:
         with self._lock:
             number = context.streams.setdefault(data.stream_handle, len(context.streams))
             regions = context.regions.setdefault(data.stream_handle, {})
-            shape = (tuple(data.grid), tuple(data.block))
-            slab.pending[index] = LaunchInfo(name, *shape, number, launcher, int(graph), count)
         try:
             self._fill(data, slab, slab.address + index * self._tool.slot_bytes, regions, graph=graph)
         except PastaError as error:
-            slab.pending[index] = None
-            self._lose("slot", count)
+            self._lose("header" if isinstance(error, InputError) else "slot", count)
             self._report(f"a launch cannot be analysed: {error}")
             return None
+        # only now: of a launch without its slot nothing would be counted, and that must not be read as zeros
+        shape = (tuple(data.grid), tuple(data.block))
+        with self._lock:
+            slab.pending[index] = LaunchInfo(name, *shape, number, launcher, int(graph), count)
         return held
 
     def _fill(
@@ -284,7 +291,7 @@ class Collector:
     ) -> None:
         """Write the slot's header and give the slot to the launch."""
         memory = StreamRegions(self._device, data.context, data.stream_handle, regions, slab)
-        header = self._tool.header(memory)
+        header = self._header(memory)
         if header:
             memory.write(slot, header)
         if graph:
@@ -293,6 +300,26 @@ class Collector:
                 self._of_function[data.function] = slot
         else:
             self._device.give_slot(data, slot)
+
+    def _header(self, memory: StreamRegions) -> bytes:
+        """Return what the tool wants at the beginning of a slot.
+
+        Raises:
+            InputError: The tool fails, or wants what does not fit.
+            StateError: The Sanitizer refuses a table of the tool's.
+        """
+        try:
+            header = self._tool.header(memory)
+        except StateError:
+            raise
+        except (Exception, SystemExit) as error:  # a user's own code
+            raise InputError(blame(self._tool.name, error, "header")) from error
+        if not isinstance(header, bytes):
+            raise InputError(f"{self._tool.name}: header() must return bytes, got {type(header).__name__}")
+        if len(header) > self._tool.slot_bytes:
+            size = f"{len(header):,} bytes, more than a slot's {self._tool.slot_bytes:,}"
+            raise InputError(f"{self._tool.name}: header() returned {size}")
+        return header
 
     def _refusal(self, context: Context | None, number: int, name: str, module: str) -> str:
         reason = self._blocks.refusal(number, name, module) if self.active else "inactive"
@@ -406,9 +433,9 @@ class Collector:
     def _decode(self, record: Record) -> None:
         try:
             result = self._tool.decode(record)
-        except Exception as error:  # noqa: BLE001 - a user's own tool: one launch is lost, not the rest
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's own tool: one launch is lost, not the rest
             self._lose("undecodable", record.launch.number)
-            self._report(f"{self._tool.name}: {type(error).__name__}: {error}")
+            self._report(blame(self._tool.name, error, "decode"))
             return
         if result is None:
             self._lose("not_run", record.launch.number)

@@ -74,6 +74,8 @@ class StreamRegions:
         if region is not None and region.version == version:
             return region.address
         data = content()
+        if not isinstance(data, bytes):
+            raise TypeError(f"memory.put() wants bytes, got {type(data).__name__}")
         if region is None or len(data) > region.size:  # earlier launches of the stream may still read the old one
             region = Region(self._device.allocate(self._context, 2 * len(data)), 2 * len(data), version)
         self.write(region.address, data)

@@ -227,6 +227,12 @@ def where(error: BaseException) -> tuple[str | None, int | None]:
     return inside[-1] if inside else (None, None)
 
 
+def blame(name: str, error: BaseException, method: str) -> str:
+    """Return in one line what went wrong in a method of a tool, with file and line where they are the tool's."""
+    file, line = where(error)
+    return f"{name}: {_words(error)} in {method}()" + (f" ({file}:{line})" if file else "")
+
+
 def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
     while entry is not None:
         yield entry
