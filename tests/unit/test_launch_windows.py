@@ -69,7 +69,7 @@ def test_windows_cost_no_more_than_half_of_the_budget_and_use_it(rate):
 def test_the_period_does_not_grow_with_the_number_of_windows():
     _, _, opened = watch(1_000, 4_000)
     late = [after - before for before, after in zip(opened[-20:], opened[-19:], strict=False)]
-    assert max(late) < 3.5
+    assert max(late) < 2 * 1.25 + 1.0 + 0.3  # the period and its jitter, the longest window, a wait and the switches
 
 
 def test_launches_of_a_program_that_comes_late_stand_for_its_own_time_and_not_for_the_agents():
