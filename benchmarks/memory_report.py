@@ -78,7 +78,7 @@ def _document(seed: int) -> dict[str, Any]:
         **counts,
         "command": ["train.py"],
         "launches": [_launch(rng, n) for n in range(LAUNCHES)],
-        "tensors": tensors,
+        "tables": {"tensors": tensors},
     }
 
 

@@ -259,3 +259,99 @@ def test_a_program_that_is_not_python_runs_and_is_said_not_to_be_analysed(fake):
     done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (4, "ran\n")
     assert "no Python process of the program ended in order (only Python programs are analysed)" in done.stderr
+
+
+SOMETIMES = """
+class Once(Mine): pass
+class Mine(Once):
+    calls = 0
+    def {method}(self, given):
+        Mine.calls += 1
+        return {code} if Mine.calls in {when} else super().{method}(given)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "code", "skipped", "problem"),
+    [
+        ("header", "1 / 0", "header", "mine: ZeroDivisionError: division by zero in header() ("),
+        ("header", "'abc'", "header", "mine: header() must return bytes, got str"),
+        ("header", "bytes(72)", "header", "mine: header() returned 72 bytes, more than a slot's 64"),
+        ("decode", "exit(9)", "undecodable", "mine: SystemExit: 9 in decode() ("),
+        ("as_json", "{1, 2}", "not_json", "mine: TypeError: Object of type set is not JSON serializable in as_json()"),
+        ("as_json", "1 / 0", "not_json", "mine: ZeroDivisionError: division by zero in as_json() ("),
+    ],
+)
+def test_a_launch_that_the_tool_cannot_handle_is_lost_and_named_and_the_rest_reported(
+    analyze, tmp_path, method, code, skipped, problem
+):
+    program = 'for _ in range(3): launch("k")\nprint("ran")'
+    never = mine(tmp_path, tool=MINE + SOMETIMES.format(method=method, code=code, when="range(9)"))
+    done = analyze(program, tool=never)
+    assert (done.returncode, done.stdout) == (3, "ran\n")
+    assert problem in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    once = mine(tmp_path, tool=MINE + SOMETIMES.format(method=method, code=code, when="{2}"))
+    done = analyze(program, "--json", tool=once)
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["launches"]["skipped"]) == (0, {skipped: 1})
+    assert [one["result"] for one in report["results"]] == [{"bytes": 64}] * 2
+    assert problem in done.stderr
+    assert problem in report["problems"][0]
+
+
+@pytest.mark.parametrize("tables", ["1 / 0", "{'a': {1}}", "[1]", "exit(4)"])
+def test_tables_that_fail_are_named_and_the_launches_are_reported(analyze, tmp_path, tables):
+    reference = mine(tmp_path, tool=f"{MINE}\n    def tables(self): return {tables}\n")
+    done = analyze('launch("k")', "--json", tool=reference)
+    report = json.loads(done.stdout)
+    assert (done.returncode, len(report["results"]), report["tables"]) == (0, 1, {})
+    assert "tables()" in report["problems"][0]
+
+
+def test_tables_never_reach_into_the_rest_and_are_in_the_report(analyze, tmp_path):
+    code = """
+    def tables(self): return {"launches": [], "seen": 0, "problems": 7}
+    def report(self, results): return f"{len(results)} and {list(self.process_tables.values())}"
+"""
+    reference = mine(tmp_path, tool=MINE + code)
+    (tables,) = json.loads(analyze('launch("k")', "--json", tool=reference).stdout)["tables"].values()
+    assert tables == {"launches": [], "seen": 0, "problems": 7}
+    assert f"1 and [{tables}]" in analyze('launch("k")', tool=reference).stdout
+
+
+def test_a_tool_that_fails_never_raises_into_a_block_of_the_program(analyze, tmp_path):
+    code = """
+    def tables(self): return 1 / 0
+    def as_json(self, result): return {1}
+"""
+    program = """
+with pasta_otel.analyze() as analysis: launch("k")
+report = analysis.as_dict()
+print(report["launches"], len(report["problems"]))
+"""
+    done = analyze(program, tool=mine(tmp_path, tool=MINE + code))
+    assert done.stdout == "{'seen': 1, 'analysed': 0, 'skipped': {'not_json': 1}} 2\n"
+
+
+def test_optional_instructions_that_the_library_does_not_know_are_in_the_results(analyze, tmp_path):
+    reference = mine(tmp_path, tool=f"{MINE}\n    optional = {{43: 'Mine', 44: 'Mine'}}\n")
+    report = json.loads(analyze('launch("k")', "--json", tool=reference, FAKE_UNKNOWN_INSTRUCTION="43").stdout)
+    assert report["not_counted"] == [43]
+    assert "not counted: TMA_LOAD, " in analyze('launch("k")', tool=reference, FAKE_UNKNOWN_INSTRUCTION="43").stdout
+
+
+def test_a_slot_larger_than_the_device_memory_allowed_is_refused_and_the_program_runs(analyze, tmp_path):
+    reference = mine(tmp_path, tool=f"{MINE}\n    slot_bytes = 16 << 20\n")
+    done = analyze('launch("k"); print("ran")', "--device-memory", "1", tool=reference)
+    assert (done.returncode, done.stdout) == (3, "ran\n")
+    assert "slot_bytes is 16,777,216, more than the 1,048,576 bytes of device memory allowed" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    reference = mine(tmp_path, tool=f"{MINE}\n    slot_bytes = 1 << 40\n")
+    assert analyze('launch("k"); raise SystemExit(7)', tool=reference).returncode == 7
+
+
+def test_numbers_that_json_does_not_know_are_words_in_the_json_report(analyze, tmp_path):
+    reference = mine(tmp_path, tool=f"{MINE}\n    def as_json(self, result): return [float('nan'), float('inf')]\n")
+    done = analyze('launch("k")', "--json", tool=reference)
+    assert json.loads(done.stdout, parse_constant=pytest.fail)["results"][0]["result"] == ["NaN", "Infinity"]

@@ -109,6 +109,7 @@ def read_document(pid: int, content: Mapping[str, Any]) -> ProcessResult:
     """Return what one process left behind, as ``session.document`` gives it."""
     clock = device_clock([(one["time_unix_nano"], one["result"]["begin_ns"]) for one in content["launches"]])
     seen: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    tables = content.get("tables", content)  # recordings of the first version hold them beside the rest
     return ProcessResult(
         pid,
         tuple(_launch(one, clock, seen) for one in content["launches"]),
@@ -117,7 +118,7 @@ def read_document(pid: int, content: Mapping[str, Any]) -> ProcessResult:
         content["waits"],
         content["unpatched"],
         tuple(content["problems"]),
-        {one["number"]: Tensor(**one) for one in content.get("tensors", ())},
+        {one["number"]: Tensor(**one) for one in tables.get("tensors", ())},
         tuple(content.get("command", ())),
         clock,
         tuple(content.get("not_counted", ())),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pasta_otel.errors import MissingError
@@ -15,10 +16,11 @@ from pasta_otel.gpu.memory.callers import Caller, caller, no_module
 from pasta_otel.gpu.memory.collector import Collector
 from pasta_otel.gpu.memory.follow import follow
 from pasta_otel.gpu.memory.layers import Layers
+from pasta_otel.gpu.memory.plain import Plain
 from pasta_otel.gpu.memory.sanitizer import Sanitizer
 from pasta_otel.gpu.memory.selection import Selection
 from pasta_otel.gpu.memory.tensors import Tensors
-from pasta_otel.gpu.memory.tool import LaunchInfo, Tool, load_tool
+from pasta_otel.gpu.memory.tool import Tool, load_tool
 
 INJECTED = "CUDA_INJECTION64_PATH"
 MEMORY_TOOL = "pasta_otel.gpu.memory.counters:MemoryTool"
@@ -54,10 +56,6 @@ class Job:
         """Return what ``to_json`` wrote; other keys are left aside."""
         plain = (document["library"], document["patch"], Selection.from_json(document["selection"]))
         return cls(*plain, document["tool"], document["options"], document["regions"])
-
-
-_HEAD = ("number", "name", "grid", "block", "stream", "nodes")
-"""What a document says of a launch, beside its caller and its result."""
 
 
 class Session:
@@ -158,22 +156,18 @@ class Session:
         """
         collector = self.collector
         of = collector if part is None else part
+        plain = Plain(self.tool)
+        launches, tables = plain.launches(list(of.launches)), plain.tables()
         counts = {
             "tool": self.tool.name,
             "seen": of.seen,
             "waits": collector.waits,
             "unpatched": collector.unpatched,
-            "skipped": dict(of.skipped),
+            "skipped": dict(Counter(of.skipped) + Counter(not_json=plain.lost)),
             "not_counted": sorted(self._sanitizer.unknown),
         }
-        launches = list(self._plain(list(of.launches)))
-        tables = self.tool.tables()
-        return {**counts, "problems": self.problems, "command": sys.argv[:1], "launches": launches, **tables}
-
-    def _plain(self, launches: Iterable[tuple[LaunchInfo, Any]]) -> Iterable[dict[str, Any]]:
-        for launch, result in launches:
-            head = {key: getattr(launch, key) for key in ("number", "name", "grid", "block", "stream", "nodes")}
-            yield {**head, **asdict(launch.caller), "result": self.tool.as_json(result)}
+        problems = sorted({*self.problems, *plain.problems})
+        return {**counts, "problems": problems, "command": sys.argv[:1], "launches": launches, "tables": tables}
 
 
 _started: list[Session] = []

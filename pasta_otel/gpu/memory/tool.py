@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from pasta_otel.errors import InputError
@@ -135,6 +135,7 @@ class Tool(ABC, Generic[Out]):
         optional: The same, where an older Sanitizer or an older GPU may not know the instruction.
         slot_bytes: Device memory of one launch; a multiple of 8, zero before the launch.
         tensors: Where tensors lie, for ``header``; set before the first launch of an analysed program.
+        process_tables: What ``tables`` returned, by process id; set before ``report``.
     """
 
     name: ClassVar[str]
@@ -143,6 +144,7 @@ class Tool(ABC, Generic[Out]):
     optional: ClassVar[Mapping[int, str]] = {}
     slot_bytes: int
     tensors: TensorTable | None = None
+    process_tables: Mapping[int, Mapping[str, Any]] = MappingProxyType({})
 
     @abstractmethod
     def decode(self, record: Record) -> Out | None:

@@ -9,7 +9,8 @@ from html import escape
 from typing import Any
 
 from pasta_otel.errors import InputError
-from pasta_otel.gpu.memory.tool import Tool, where
+from pasta_otel.gpu.memory.plain import strict
+from pasta_otel.gpu.memory.tool import Instruction, Tool, where
 
 SCHEMA = 1
 
@@ -26,6 +27,9 @@ class ToolReport:
         self._tool, self._documents = tool, documents
         self.seen = sum(document["seen"] for document in documents.values())
         self.problems = sorted({problem for document in documents.values() for problem in document["problems"]})
+        self.tables = {pid: document["tables"] for pid, document in documents.items() if document.get("tables")}
+        unknown = {number for document in documents.values() for number in document.get("not_counted", ())}
+        self.not_counted = sorted(unknown)
         self.skipped: Counter[str] = Counter()
         for document in documents.values():
             self.skipped.update(document["skipped"])
@@ -37,10 +41,13 @@ class ToolReport:
         return sorted(found, key=lambda one: (one["pid"], one["number"]))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return one JSON document."""
+        """Return one JSON document; what no number of JSON can say is a string (``plain.strict``)."""
         counts = {"seen": self.seen, "analysed": len(self.launches), "skipped": dict(self.skipped)}
         head = {"schema": SCHEMA, "tool": self._tool.name, "launches": counts, "problems": self.problems}
-        return {**head, "results": self.launches}
+        tables = {str(pid): tables for pid, tables in self.tables.items()}
+        found = {**head, "not_counted": self.not_counted, "tables": tables, "results": self.launches}
+        plain: dict[str, Any] = strict(found)
+        return plain
 
     def as_text(self) -> str:
         """Return the text for people.
@@ -52,9 +59,13 @@ class ToolReport:
         if self.skipped:
             counts = ", ".join(f"{count:,} ({reason})" for reason, count in self.skipped.most_common())
             head.append(f"  not analysed: {counts}")
+        if self.not_counted:
+            names = ", ".join(map(_instruction, self.not_counted))
+            head.append(f"  not counted: {names}, which this version of the Sanitizer cannot report")
         try:
+            self._tool.process_tables = self.tables
             return "\n".join([*head, "", self._tool.report(self.launches)])
-        except Exception as error:  # a user's own code
+        except (Exception, SystemExit) as error:  # a user's own code
             file, line = where(error)
             raise InputError(f"{type(error).__name__}: {error}", file=file, line=line, field="report") from error
 
@@ -64,3 +75,7 @@ class ToolReport:
         head = f'<!doctype html><html lang="en"><head><meta charset="utf-8">{title}</head>'
         problems = "".join(f"<p><b>Problem:</b> {escape(problem)}</p>" for problem in self.problems)
         return f"{head}<body>{problems}<pre>{escape(self.as_text())}</pre></body></html>\n"
+
+
+def _instruction(number: int) -> str:
+    return Instruction(number).name if number in set(Instruction) else f"instruction {number}"
