@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
@@ -15,10 +14,11 @@ from typing import TYPE_CHECKING
 import click
 
 from pasta_otel import semconv
-from pasta_otel.cli.analyze_run import CONTEXT, IMPOSSIBLE, Request, prepare, run, selecting, why_nothing, write
+from pasta_otel.cli.analyze_out import Targets
+from pasta_otel.cli.analyze_run import CONTEXT, IMPOSSIBLE, Request, prepare, run, selecting, why_nothing
 from pasta_otel.cli.analyze_tool import tool
 from pasta_otel.cli.run import resolve
-from pasta_otel.errors import MissingError
+from pasta_otel.errors import PastaError
 
 if TYPE_CHECKING:
     from pasta_otel.app.importing import Delivered
@@ -66,19 +66,36 @@ def memory(  # noqa: PLR0913 - one parameter an option
     CMD runs in any case and its exit code is ours; where it could not be analysed, a message says why and 3 is
     returned if CMD returned 0.
     """
+    targets = Targets(as_json, output, html)
+    targets.check()
+    if otlp:
+        _check_destination()
     words = resolve(command)
     request = Request(names, every, count, device_memory, modules, regions, options={"hotness": hotness})
     with tempfile.TemporaryDirectory(prefix="pasta-analyze-") as folder:
         environ, problem = prepare(Path(folder), request)
-        code = run(words, environ, stdout=sys.stderr if as_json and output is None else None)
+        code = run(words, environ, stdout=targets.of_program())
         results, problem = ([], problem) if problem else _results(Path(folder))
+    failed = problem
     if problem:
         click.echo(f"pasta-otel: memory not analysed: {problem}", err=True)
-    else:
-        report = _report(results)
-        _publish(report, as_json=as_json, output=output, html=html)
-        problem = _sent(report) if otlp else ""
-    raise click.exceptions.Exit(code or (IMPOSSIBLE if problem else 0))
+    if not problem or targets.wanted_in_any_case:
+        failed += _publish(results, targets, problem)
+    if otlp and not problem:
+        failed += _sent(_report(results))
+    raise click.exceptions.Exit(code or (IMPOSSIBLE if failed else 0))
+
+
+def _check_destination() -> None:
+    """Check what OTEL_EXPORTER_OTLP_* say.
+
+    Raises:
+        InputError: A value cannot be used; names the variable.
+    """
+    from pasta_otel.exporters.otlp.config import OtlpConfig  # noqa: PLC0415 - only for --otlp
+
+    OtlpConfig.from_env()
+    OtlpConfig.from_env(signal="metrics")
 
 
 def _results(folder: Path) -> tuple[list[ProcessResult], str]:
@@ -93,20 +110,20 @@ def _results(folder: Path) -> tuple[list[ProcessResult], str]:
         return results, ""
     seen = sum(result.seen for result in results)
     skipped = sum((Counter(result.skipped) for result in results), Counter[str]())
-    return [], why_nothing(len(results), seen, skipped, problems)
+    return results, why_nothing(len(results), seen, skipped, problems)
 
 
-def _report(results: list[ProcessResult]) -> MemoryReport:
+def _report(results: list[ProcessResult], problem: str = "") -> MemoryReport:
     from pasta_otel.gpu.memory.report import MemoryReport  # noqa: PLC0415 - numpy is an optional extra
 
-    return MemoryReport(results)
+    return MemoryReport(results, [problem] if problem else [])
 
 
 def _sent(report: MemoryReport) -> str:
     """Send spans and metrics, and return why nothing could be sent."""
     try:
         _send(report)
-    except MissingError as error:
+    except (PastaError, OSError) as error:
         click.echo(f"pasta-otel: {error}", err=True)
         return str(error)
     return ""
@@ -145,15 +162,21 @@ def _say_delivered(delivered: Delivered, capped: int) -> None:
     click.echo(f"pasta-otel: {', '.join(parts)}", err=True)
 
 
-def _publish(report: MemoryReport, *, as_json: bool, output: Path | None, html: Path | None) -> None:
-    from pasta_otel.gpu.memory import page, text  # noqa: PLC0415 - numpy is an optional extra
+def _publish(results: list[ProcessResult], targets: Targets, problem: str) -> str:
+    """Show what there is, and return what failed."""
+    try:
+        from pasta_otel.gpu.memory import page, text  # noqa: PLC0415 - numpy is an optional extra
 
-    if html is not None:
-        write(html, page.as_html(report), "--html")
-    shown: Iterable[str] = [text.as_text(report)]
-    if as_json:  # in pieces: 10,000 launches are 30 MB
-        shown = json.JSONEncoder(indent=2).iterencode(report.as_dict())
-    if output is None:
-        sys.stdout.writelines(chain(shown, "\n"))
-    else:
-        write(output, chain(shown, "\n"), "--output")
+        report = _report(results, problem)
+    except ImportError:  # the problem says so
+        only = json.dumps({"problems": [problem]}) if targets.as_json else f"memory not analysed: {problem}"
+        return targets.show(lambda: [only, "\n"])
+
+    def shown() -> Iterable[str]:
+        if targets.as_json:  # in pieces: 10,000 launches are 30 MB
+            return chain(json.JSONEncoder(indent=2).iterencode(report.as_dict()), "\n")
+        return [f"memory not analysed: {problem}\n" if problem else "", text.as_text(report), "\n"]
+
+    # where nothing was analysed, stdout is for programs that read JSON
+    failed = targets.show(shown) if not problem or targets.as_json or targets.output is not None else ""
+    return failed + targets.show_page(lambda: page.as_html(report))

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,8 @@ CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Of commands that end with CMD: its options are its own."""
 _CHOICES = {"name": "--kernel", "module": "--module"}
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+_LOOK_S = 1.0
+"""How often the program is looked at where another thread has taken the signal of its end."""
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -117,19 +119,20 @@ def _job(out: Path, request: Request) -> dict[str, object]:
 
 def run(words: Sequence[str], environ: Mapping[str, str], stdout: object) -> int:
     """Run the program and return its code as a shell would: 128 and the signal's number where one ended it."""
-    sys.stdout.flush()
+    if sys.stdout is not None:  # None where we were started without one
+        sys.stdout.flush()
     try:
         process = subprocess.Popen(words, env=environ, stdout=stdout)  # type: ignore[call-overload]  # a stream or None
     except OSError as error:
         raise InputError(f"cannot be executed: {error.strerror}", file=words[0], field="CMD") from error
     with _forwarding(process):
-        code: int = process.wait()
+        code = _wait(process)
     return code if code >= 0 else 128 - code
 
 
 @contextmanager
 def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Hand signals that end us to the program; the terminal itself sends SIGINT to both."""
+    """Hand signals that end us to the program; SIGINT is seen to by ``_wait``."""
 
     def forward(number: int, frame: FrameType | None) -> None:
         del frame
@@ -142,6 +145,21 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the program, and hand SIGINT to it where a process sent it: the terminal itself sends it to both."""
+    awaited = {signal.SIGINT, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    try:
+        while process.poll() is None:
+            got = signal.sigtimedwait(awaited, _LOOK_S)
+            # siginfo(5): SI_USER and its like are at most 0, the kernel's own codes above
+            if got is not None and got.si_signo == signal.SIGINT and got.si_code <= 0:
+                process.send_signal(signal.SIGINT)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process.wait()
 
 
 def why_nothing(processes: int, seen: int, skipped: Mapping[str, int], problems: Sequence[str]) -> str:
@@ -165,16 +183,3 @@ def why_nothing(processes: int, seen: int, skipped: Mapping[str, int], problems:
         how = " and ".join(option for reason, option in _CHOICES.items() if skipped.get(reason))
         return f"none of {seen:,} launches was chosen by {how}"
     return f"none of {seen:,} launches: {', '.join(f'{count:,} ({reason})' for reason, count in skipped.items())}"
-
-
-def write(target: Path, text: str | Iterable[str], option: str) -> None:
-    """Write a report, whole or in pieces.
-
-    Raises:
-        InputError: It cannot be written; names the file.
-    """
-    try:
-        with target.open("w", encoding="utf-8") as file:
-            file.writelines([text] if isinstance(text, str) else text)
-    except OSError as error:
-        raise InputError(error.strerror or str(error), file=str(target), field=option) from error

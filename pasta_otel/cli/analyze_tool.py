@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pasta_otel.cli.analyze_run import IMPOSSIBLE, Request, prepare, run, selecting, why_nothing, write
+from pasta_otel.cli.analyze_out import Targets
+from pasta_otel.cli.analyze_run import IMPOSSIBLE, Request, prepare, run, selecting, why_nothing
 from pasta_otel.cli.run import resolve
 from pasta_otel.errors import InputError
 
@@ -51,14 +51,20 @@ def tool(  # noqa: PLR0913 - one parameter an option
     reference = absolute(tool)
     loaded = load_tool(reference, arguments)
     request = Request(names, every, count, device_memory, modules, regions, reference, Path(loaded.source), arguments)
+    targets = Targets(as_json, output)
+    targets.check()
     words = resolve(command)
     with tempfile.TemporaryDirectory(prefix="pasta-analyze-") as folder:
         environ, problem = prepare(Path(folder), request)
-        code = run(words, environ, stdout=sys.stderr if as_json and output is None else None)
-        problem = problem or _publish(loaded, Path(folder), output, as_json=as_json)
+        code = run(words, environ, stdout=targets.of_program())
+        try:
+            problem, failed = _publish(loaded, Path(folder), targets, problem)
+        except InputError as error:  # the tool's own report
+            click.echo(f"pasta-otel: {error}", err=True)
+            raise click.exceptions.Exit(code or error.exit_code) from error
     if problem:
         click.echo(f"pasta-otel: not analysed by {loaded.name}: {problem}", err=True)
-    raise click.exceptions.Exit(code or (IMPOSSIBLE if problem else 0))
+    raise click.exceptions.Exit(code or (IMPOSSIBLE if problem or failed else 0))
 
 
 def _argument(text: str) -> tuple[str, Any]:
@@ -71,19 +77,21 @@ def _argument(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _publish(tool: Tool[Any], folder: Path, output: Path | None, *, as_json: bool) -> str:
-    """Report what the processes left behind, and return why there is nothing."""
+def _publish(tool: Tool[Any], folder: Path, targets: Targets, problem: str) -> tuple[str, str]:
+    """Report what the processes left behind; return why there is nothing, and what failed beside that."""
     from pasta_otel.gpu.memory.tool_report import ToolReport  # noqa: PLC0415 - not for help
 
     files = {int(path.stem): path for path in sorted(folder.glob("*.json")) if path.stem.isdecimal()}
     report = ToolReport(tool, {pid: json.loads(path.read_bytes()) for pid, path in files.items()})
-    if not report.launches:
-        return why_nothing(len(files), report.seen, report.skipped, report.problems)
-    for problem in report.problems:
-        click.echo(f"pasta-otel: {problem}", err=True)
-    shown = json.dumps(report.as_dict(), indent=2) if as_json else report.as_text()
-    if output is None:
-        click.echo(shown)
-    else:
-        write(output, shown + "\n", "--output")
-    return ""
+    if not problem and not report.launches:
+        problem = why_nothing(len(files), report.seen, report.skipped, report.problems)
+    if problem:
+        report.problems = sorted({*report.problems, problem})
+        if not targets.wanted_in_any_case:
+            return problem, ""
+        only = json.dumps(report.as_dict(), indent=2) if targets.as_json else f"not analysed by {tool.name}: {problem}"
+        return problem, targets.show(lambda: [only, "\n"])
+    for one in report.problems:
+        click.echo(f"pasta-otel: {one}", err=True)
+    shown = json.dumps(report.as_dict(), indent=2) if targets.as_json else report.as_text()
+    return "", targets.show(lambda: [shown, "\n"])

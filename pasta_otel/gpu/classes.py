@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -154,3 +154,56 @@ def short_name(name: str, limit: int = 80) -> str:
     text = text.removeprefix("void ")
     cut = re.split(r"<", text, maxsplit=1)[0] if not text.startswith("<") else text
     return cut.strip()[-limit:] or name[:limit]
+
+
+def full_name(name: str) -> str:
+    """Return what is called, with all template arguments: no return type, parameters or anonymous namespaces."""
+    text = template_head(demangle(name)).removeprefix("void ")
+    return text.replace("(anonymous namespace)::", "").strip() or name
+
+
+def report_name(name: str) -> str:
+    """Return a name for reports, where a span name says too little: what is called, and its functors, without types.
+
+    ``at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>, ...>`` is
+    ``at::native::vectorized_elementwise_kernel<AddFunctor>``. A name of any length is whole.
+    """
+    head, arguments = _split_template(full_name(name))
+    functors = _functors(arguments)
+    return f"{head}<{', '.join(functors)}>" if functors else head
+
+
+_NO_FUNCTOR = re.compile(
+    r"[-(]|\d|(?:const|unsigned|signed|volatile)\b|(?:bool|char|short|int|long|float|double|void|true|false)\b"
+    r"|(?:\w+::)*(?:array|Array|tuple|integral_constant|Half|BFloat16|TrivialOffsetCalculator|OffsetCalculator)\b|__"
+)
+"""Beginnings of template arguments that say on what a functor works, and not what it does."""
+
+
+def _functors(arguments: Sequence[str]) -> list[str]:
+    found = []
+    for argument in arguments:
+        text = argument.strip()
+        if text and not _NO_FUNCTOR.match(text):
+            head, inner = _split_template(text)
+            of_it = _functors(inner)
+            # a function that holds a lambda is what the lambda does
+            word = head.partition("(")[0].rpartition("::")[2]
+            found.append(f"{word}<{', '.join(of_it)}>" if of_it else word)
+    return [word for word in found if word]
+
+
+def _split_template(text: str) -> tuple[str, list[str]]:
+    """Return what stands before the first template arguments, and these."""
+    begin = text.find("<")
+    if begin <= 0 or text.startswith("operator", max(0, text.rfind("::", 0, begin) + 2)):
+        return text, []
+    parts, depth, start = list[str](), 0, begin + 1
+    for at in range(begin, len(text)):
+        depth += {"<": 1, "(": 1, "{": 1, ">": -1, ")": -1, "}": -1}.get(text[at], 0)
+        if text[at] == "," and depth == 1:
+            parts.append(text[start:at])
+            start = at + 1
+        elif depth == 0:
+            return text[:begin], [*parts, text[start:at]]
+    return text, []

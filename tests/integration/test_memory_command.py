@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -46,10 +47,21 @@ def analyze(fake, tmp_path):
     patch = tmp_path / "patch.fatbin"
     patch.touch()
 
-    def run(program, *options, **environ):
+    def run(program, *options, before=(), **environ):
         script = tmp_path / "program.py"
         script.write_text(PROGRAM + program)
-        words = [sys.executable, "-m", "pasta_otel", "analyze", "memory", *options, "--", sys.executable, str(script)]
+        words = [
+            *before,
+            sys.executable,
+            "-m",
+            "pasta_otel",
+            "analyze",
+            "memory",
+            *options,
+            "--",
+            sys.executable,
+            str(script),
+        ]
         settings = {"PASTA_SANITIZER_LIBRARY": fake, "PASTA_SANITIZER_PATCH": str(patch), "FAKE_SANITIZER": fake}
         environment = {**os.environ, **settings, **environ}
         return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -294,10 +306,68 @@ def test_the_page_shows_plots_findings_and_escaped_names(analyze, tmp_path):
     assert not list(page.iter("script"))
 
 
-def test_a_report_that_cannot_be_written_is_an_error_that_names_the_file(analyze):
-    done = analyze('launch(1, "k", 1, 1)', "--output", "/nonexistent/report.txt")
-    assert done.returncode == 2
-    assert "/nonexistent/report.txt: --output: No such file or directory" in done.stderr
+@pytest.mark.parametrize("option", ["--output", "--html"])
+@pytest.mark.parametrize(("file", "why"), [("missing/report", "No such file or directory"), (".", "Is a directory")])
+def test_a_report_that_cannot_be_written_is_refused_before_the_program_runs(analyze, tmp_path, option, file, why):
+    done = analyze('launch(1, "k", 1, 1); print("ran")', option, str(tmp_path / file))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{tmp_path / file}: {option}: {why}" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["patch.fatbin", "program.py"] or not (
+        tmp_path / file
+    ).is_file()
+
+
+def test_a_wrong_server_is_refused_before_the_program_runs(analyze):
+    done = analyze('launch(1, "k", 1, 1); print("ran")', "--otlp", OTEL_EXPORTER_OTLP_ENDPOINT="foo")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in done.stderr
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 3), (7, 7)])
+@pytest.mark.parametrize("option", ["--output", "--html"])
+def test_a_report_whose_file_fails_after_the_program_is_on_stdout_and_the_code_is_the_programs(
+    analyze, option, code, expected
+):
+    done = analyze(f'launch(1, "k", 200, 32); raise SystemExit({code})', option, "/dev/full")
+    assert done.returncode == expected
+    assert "12% of the bytes moved" in done.stdout
+    assert f"/dev/full: {option}: No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 3), (7, 7)])
+@pytest.mark.parametrize("stdout", [">&-", ">/dev/full"])
+def test_without_a_stdout_that_takes_the_report_the_program_runs_and_its_code_is_kept(
+    analyze, tmp_path, stdout, code, expected
+):
+    ran, page = tmp_path / "ran", tmp_path / "page.html"
+    shell = ["/bin/sh", "-c", f'exec "$@" {stdout}', "sh"]
+    program = f'launch(1, "k", 200, 32); open({str(ran)!r}, "w").close(); raise SystemExit({code})'
+    done = analyze(program, "--html", str(page), before=shell)
+    assert (done.returncode, ran.exists(), page.exists()) == (expected, True, True)
+    assert "Traceback" not in done.stderr
+    assert "stdout" in done.stderr
+
+
+def test_an_impossible_analysis_leaves_no_old_report_behind(analyze, tmp_path):
+    target, page = tmp_path / "report", tmp_path / "page.html"
+    for file in (target, page):
+        file.write_text("yesterday's")
+    missing = {"PASTA_SANITIZER_LIBRARY": "/nonexistent.so"}
+    files = ["--output", str(target), "--html", str(page)]
+    assert analyze("pass", "--json", *files, **missing).returncode == 3
+    report = json.loads(target.read_text())
+    jsonschema.validate(report, json.loads(SCHEMA.read_text()))
+    assert report["launches"] == {"seen": 0, "analysed": 0, "skipped": {}}
+    assert "does not exist" in report["problems"][0]
+    assert "does not exist" in "".join(tree(page).itertext())
+    assert "beyond a threshold" not in page.read_text()
+    analyze("pass", *files, **missing)
+    assert target.read_text().startswith("memory not analysed: ")
+    assert "nothing to change" not in target.read_text()
+    shown = json.loads(analyze("pass", "--json", **missing).stdout)
+    assert shown["problems"] == report["problems"]
+    none = json.loads(analyze('launch(1, "k", 1, 1)', "--json", "--kernel", "no").stdout)
+    assert none["launches"] == {"seen": 1, "analysed": 0, "skipped": {"name": 1}}
 
 
 def test_sigterm_without_a_handler_loses_no_result(analyze):
@@ -432,10 +502,12 @@ def test_a_wrong_number_is_refused_before_the_program_runs(analyze):
     assert done.stdout == ""
 
 
-def test_sigterm_reaches_the_program(fake, tmp_path):
+def waiting(fake, tmp_path, number):
+    """Return a command whose program waits for a signal and ends by it with code 9."""
     script = tmp_path / "program.py"
     script.write_text(
-        "import signal, sys\nsignal.signal(15, lambda *a: sys.exit(9))\nprint('up', flush=True)\nsignal.pause()"
+        f"import signal, sys\nsignal.signal({number:d}, lambda *a: sys.exit(9))\n"
+        "print('up', flush=True)\nwhile True: signal.pause()"
     )
     words = [sys.executable, "-m", "pasta_otel", "analyze", "memory", "--", sys.executable, str(script)]
     environ = {**os.environ, "PASTA_SANITIZER_LIBRARY": fake, "PASTA_SANITIZER_PATCH": fake}
@@ -443,9 +515,38 @@ def test_sigterm_reaches_the_program(fake, tmp_path):
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_to_the_command_alone_reaches_the_program(fake, tmp_path, number):
+    process = waiting(fake, tmp_path, number)
+    process.send_signal(number)
     process.communicate(timeout=30)
     assert process.returncode == 9
+
+
+def test_the_terminals_interrupt_reaches_the_program_once(fake, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import signal, sys, time\ngot = []\nsignal.signal(2, lambda *a: got.append(1))\n"
+        "print('up', flush=True)\nwhile not got: signal.pause()\ntime.sleep(0.5)\nprint(len(got), flush=True)"
+    )
+    words = [sys.executable, "-m", "pasta_otel", "analyze", "memory", "--", sys.executable, str(script)]
+    environ = {**os.environ, "PASTA_SANITIZER_LIBRARY": fake, "PASTA_SANITIZER_PATCH": fake}
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(words[0], words, environ)
+    shown = b""
+    while b"up" not in shown:
+        shown += os.read(terminal, 1000)
+    time.sleep(0.2)
+    os.write(terminal, b"\x03")
+    while not (count := re.search(rb"up\s+\^C(\d)", shown)):
+        shown += os.read(terminal, 1000)
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    assert count[1] == b"1"
 
 
 @pytest.mark.parametrize("outer", ["run", "analyze"])

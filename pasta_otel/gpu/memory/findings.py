@@ -156,18 +156,18 @@ def _layout(accesses: Accesses, kind: str) -> _Advice:
     access = accesses.global_[kind]
     saved = access.sectors - formulas.predicted_sectors(access)
     if saved < _LEAST_GAIN * access.sectors:
-        return _Advice(
-            f" for {access.lanes / access.requests:.1f} active lanes",
-            "no layout helps requests of so few lanes: have all lanes of a warp access neighbouring elements at once",
-        )
+        return _few_lanes(access)
     if kind == "async_copy":
         return _Advice(
             "", "let neighbouring threads copy neighbouring pieces, 16 bytes each where rows allow it", saved
         )
     classes, worst = accesses.strides["global"], _worst_of(accesses, kind)
+    if worst is not None and worst.stride is not None and worst.stride <= 1:
+        # such lanes waste sectors only where those between them are idle
+        return _few_lanes(access)
     if worst is not None and worst.stride is not None:
         left = _saved(saved, classes[_IRREGULAR], worst)
-        what = f"; lanes are {worst.stride:,} elements of {worst.width} bytes apart in the worst request"
+        what = f"; lanes are {_elements(worst.stride, worst.width)} apart in the worst request"
         return _Advice(what, _contiguous(worst.stride, worst.width), left or None, worst.stride, worst.width)
     usual = _most_usual(classes, GLOBAL_STRIDES)
     if usual == "irregular":
@@ -180,6 +180,13 @@ def _layout(accesses: Accesses, kind: str) -> _Advice:
         f"; the usual distance between lanes is {usual} elements",
         "let neighbouring threads access neighbouring elements: a contiguous layout (structure of arrays,"
         " .contiguous(), channels_last where the operation wants it), or a tile through shared memory",
+    )
+
+
+def _few_lanes(access: GlobalAccess) -> _Advice:
+    return _Advice(
+        f" for {access.lanes / access.requests:.1f} active lanes",
+        "no layout helps requests of so few lanes: have all lanes of a warp access neighbouring elements at once",
     )
 
 
@@ -209,8 +216,6 @@ def _contiguous(stride: int, width: int) -> str:
             f"like fields of a structure of {whole} bytes: keep each field in an array of its own"
             f" (structure of arrays){once}"
         )
-    if stride <= 1:
-        return "begin each row at a multiple of 32 bytes, or let each lane access 4 bytes or more"
     tile = f"rows of {formulas.conflict_free_stride(TILE, width)} elements of {width} bytes"
     return (
         f"lanes go down a column of rows of {stride:,} elements: make this dimension the contiguous one (transpose"
@@ -256,17 +261,27 @@ def _padding(accesses: Accesses, kind: str) -> _Advice:
             "swizzle the shared array's columns (column ^ row), or lay it out in the order in which a warp accesses it",
         )
     row = formulas.conflict_free_stride(worst.stride, worst.width)
+    if row == worst.stride:
+        return _Advice(
+            f"; lanes are {_elements(worst.stride, worst.width)} apart in the worst request, which is no conflict by"
+            " itself: lanes between them are idle",
+            "have all lanes of a warp access the shared array at once, each its own element of a row",
+        )
     shared = accesses.shared.items()
     most = sum(access.conflicts for name, access in shared if name != "atomic" and not name.startswith("matrix"))
     left = _saved(most, classes[_IRREGULAR], worst)
     return _Advice(
-        f"; lanes are {worst.stride:,} elements of {worst.width} bytes apart in the worst request",
+        f"; lanes are {_elements(worst.stride, worst.width)} apart in the worst request",
         f"pad rows from {worst.stride:,} to {row:,} elements of {worst.width} bytes, or {_instead(worst.stride)}",
         left or None,
         worst.stride,
         worst.width,
         row,
     )
+
+
+def _elements(count: int, width: int) -> str:
+    return f"{count:,} element{'' if count == 1 else 's'} of {width} byte{'' if width == 1 else 's'}"
 
 
 def _instead(stride: int) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from pasta_otel.gpu.classes import short_name
 from pasta_otel.gpu.memory import formulas
-from pasta_otel.gpu.memory.findings import MemoryFinding
+from pasta_otel.gpu.memory.findings import MemoryFinding, thresholds
 from pasta_otel.gpu.memory.hot import HotTensor, Row, label_of
 from pasta_otel.gpu.memory.model import Launch
 from pasta_otel.gpu.memory.plots import Axis, Bar, HeatRow, columns_over_time, heat_map, stacked_bars
@@ -32,7 +31,7 @@ table{border-collapse:collapse;width:100%}
 th,td{text-align:left;padding:.35em .6em;border-bottom:1px solid #dde3ea;vertical-align:top}
 th{color:#5d6b7a;font-weight:600}.n{text-align:right;white-space:nowrap}
 .first td{border-bottom:0;padding-bottom:0}.first+tr td{padding-top:0}
-code{font-size:12px;overflow-wrap:anywhere}ul{margin:.3em 0;padding-left:1.2em}
+code,b{overflow-wrap:anywhere}code{font-size:12px}td:first-child{min-width:16em}ul{margin:.3em 0;padding-left:1.2em}
 </style></head><body>"""
 
 
@@ -46,10 +45,10 @@ def _parts(report: MemoryReport) -> Iterator[str]:
     yield from _findings(report)
     yield from _tensor_heat(report)
     yield from _range_heat(report)
-    yield from _coalescing(report.kernels)
-    yield from _conflicts(report.kernels)
+    yield from _coalescing(report)
+    yield from _conflicts(report)
     yield from _working_set(report)
-    yield from _table(report.kernels)
+    yield from _table(report)
 
 
 def _section(title: str, about: str) -> str:
@@ -79,21 +78,27 @@ def _summary(report: MemoryReport) -> Iterator[str]:
 
 def _findings(report: MemoryReport) -> Iterator[str]:
     yield _section("What to change first", "Ordered by the transactions that the change saves, at best.")
+    if not report.analysed:
+        yield "<p>No launch was analysed.</p>"
+        return
     if not report.findings:
         yield "<p>No GPU kernel is beyond a threshold.</p>"
         return
-    items = "".join(f"<li>{_finding(kernel, finding)}</li>" for kernel, finding in report.findings[:MOST_FINDINGS])
+    items = "".join(
+        f"<li>{_finding(report.labels[kernel.name], finding)}</li>"
+        for kernel, finding in report.findings[:MOST_FINDINGS]
+    )
     yield f"<ol>{items}</ol>"
 
 
-def _finding(kernel: KernelMemory, finding: MemoryFinding) -> str:
+def _finding(label: str, finding: MemoryFinding) -> str:
     gain = ""
     if finding.predicted is not None:
         gain = f"{finding.measured:,} → {finding.predicted:,} {finding.unit}s, {finding.gain:.0%} fewer. "
     named = (("layer", finding.module), ("line", finding.source), ("tensor", finding.tensor))
     place = ", ".join(f"{what} <code>{markup(word)}</code>" for what, word in named if word)
     return (
-        f"<b>{markup(short_name(kernel.name))}</b>: {markup(finding.title)}.<br/>→ {markup(finding.suggestion)}."
+        f"<b>{markup(label)}</b>: {markup(finding.title)}.<br/>→ {markup(finding.suggestion)}."
         f'<br/><span class="quiet">{gain}{place}</span>'
     )
 
@@ -169,47 +174,50 @@ def _range_row(group: Sequence[tuple[int, int]], row: Row, *, several: bool) -> 
     return HeatRow(label, f"{len(group)} ranges of 2 MiB from {first:#x} to {group[-1][1]:#x}, process {pid}", row)
 
 
-def _bars(kernels: Iterable[KernelMemory], bar: Callable[[KernelMemory], Bar | None]) -> list[Bar]:
-    bars = [made for made in map(bar, kernels) if made is not None]
+def _bars(report: MemoryReport, bar: Callable[[KernelMemory, str], Bar | None]) -> list[Bar]:
+    made = (bar(kernel, report.labels[kernel.name]) for kernel in report.kernels)
+    bars = [one for one in made if one is not None]
     return sorted(bars, key=lambda one: -(one.good + one.bad))[:MOST_BARS]
 
 
-def _coalescing(kernels: Sequence[KernelMemory]) -> Iterator[str]:
-    about = "Sectors moved by loads, stores and asynchronous copies, and those that the same requests could do with."
+def _coalescing(report: MemoryReport) -> Iterator[str]:
+    about = (
+        "Sectors moved by loads, stores and asynchronous copies, and those that the same requests could do with. It is"
+        f" a finding where less than {thresholds()['coalescing']['efficiency'].value:.0%} of the bytes are used."
+    )
     yield _section("Coalescing by GPU kernel", about)
-    bars = _bars(kernels, _coalescing_bar)
+    bars = _bars(report, _coalescing_bar)
     if bars:
         yield stacked_bars(bars, "32-byte sectors", "sectors needed", "sectors that coalescing saves")
     else:
         yield "<p>No global memory was accessed.</p>"
 
 
-def _coalescing_bar(kernel: KernelMemory) -> Bar | None:
+def _coalescing_bar(kernel: KernelMemory, label: str) -> Bar | None:
     chosen = [kernel.accesses.global_[kind] for kind in formulas.COALESCED]
     moved, needed = sum(one.sectors for one in chosen), sum(formulas.predicted_sectors(one) for one in chosen)
     efficiency = formulas.coalescing_efficiency(chosen)
     if efficiency is None:
         return None
-    name = short_name(kernel.name)
-    return Bar(name, kernel.name, needed, moved - needed, f"{efficiency:.0%} of the bytes are used")
+    return Bar(label, kernel.name, needed, moved - needed, f"{efficiency:.0%} of the bytes are used")
 
 
-def _conflicts(kernels: Sequence[KernelMemory]) -> Iterator[str]:
+def _conflicts(report: MemoryReport) -> Iterator[str]:
     yield _section("Bank conflicts by GPU kernel", "Passes through the banks of shared memory, without atomics.")
-    bars = _bars(kernels, _conflict_bar)
+    bars = _bars(report, _conflict_bar)
     if bars:
         yield stacked_bars(bars, "wavefronts", "wavefronts needed", "bank conflicts")
     else:
         yield "<p>No shared memory was accessed.</p>"
 
 
-def _conflict_bar(kernel: KernelMemory) -> Bar | None:
+def _conflict_bar(kernel: KernelMemory, label: str) -> Bar | None:
     chosen = [access for kind, access in kernel.accesses.shared.items() if kind != "atomic"]
     ratio = formulas.bank_conflict_ratio(chosen)
     if ratio is None:
         return None
     needed, added = sum(one.phases for one in chosen), sum(one.conflicts for one in chosen)
-    return Bar(short_name(kernel.name), kernel.name, needed, added, f"{ratio:.0%} conflicts")
+    return Bar(label, kernel.name, needed, added, f"{ratio:.0%} conflicts")
 
 
 def _working_set(report: MemoryReport) -> Iterator[str]:
@@ -225,23 +233,26 @@ def _working_set(report: MemoryReport) -> Iterator[str]:
     yield columns_over_time(most, _axis(report), "working set")
 
 
-def _table(kernels: Sequence[KernelMemory]) -> Iterator[str]:
+def _table(report: MemoryReport) -> Iterator[str]:
+    kernels = report.kernels
     about = f"The {MOST_KERNELS} of {len(kernels)} that touch most memory." if len(kernels) > MOST_KERNELS else ""
     yield _section("GPU kernels", about)
     titles = ("launches", "sectors", "coalescing", "bank conflicts", "active lanes", "working set", "device time")
     head = "".join(f'<th class="n">{title}</th>' for title in titles)
-    yield f"<table><tr><th>GPU kernel</th>{head}</tr>{''.join(map(_row, kernels[:MOST_KERNELS]))}</table>"
+    rows = "".join(_row(kernel, report.labels[kernel.name]) for kernel in kernels[:MOST_KERNELS])
+    yield f"<table><tr><th>GPU kernel</th>{head}</tr>{rows}</table>"
     yield '<p class="quiet">Device time is that under analysis, which slows each GPU kernel differently.</p>'
 
 
-def _row(kernel: KernelMemory) -> str:
+def _row(kernel: KernelMemory, label: str) -> str:
     found = kernel.ratios()
     shares = [found[name] for name in ("coalescing_efficiency", "bank_conflict_ratio", "active_lane_ratio")]
     cells = [f"{kernel.launches:,}", f"{kernel.sectors:,}", *("-" if one is None else f"{one:.0%}" for one in shares)]
-    cells.append("-" if kernel.working_set is None else size(kernel.working_set))
+    known = kernel.working_set is not None and not kernel.reads_unseen
+    cells.append(size(kernel.working_set or 0) if known else "-")
     cells.append(duration(kernel.device_ns) if kernel.timed else "-")
     numbers = "".join(f'<td class="n">{cell}</td>' for cell in cells)
-    name = f'<b title="{markup(kernel.name)}">{markup(short_name(kernel.name))}</b>'
+    name = f'<b title="{markup(kernel.name)}">{markup(label)}</b>'
     described = f'<tr><td colspan="{1 + len(cells)}">{"".join(_described(kernel))}</td></tr>'
     return f'<tr class="first"><td>{name}</td>{numbers}</tr>{described}'
 
@@ -250,6 +261,8 @@ def _described(kernel: KernelMemory) -> Iterator[str]:
     yield from _names("layers", kernel.modules)
     yield from _names("lines", kernel.sources)
     yield from _names("tensors", kernel.tensors)
+    if kernel.reads_unseen:
+        yield '<div class="quiet">accesses by TMA are not counted: it touches more memory than this says</div>'
     if kernel.findings:
         yield f"<ul>{''.join(f'<li>{markup(one.title)}</li>' for one in kernel.findings)}</ul>"
 

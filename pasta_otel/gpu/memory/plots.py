@@ -13,8 +13,10 @@ from pasta_otel.gpu.memory.words import clip, markup, short_number, size, steps
 WIDTH, LEFT, RIGHT = 1100, 390, 20
 PLOT = WIDTH - LEFT - RIGHT
 ROW, AXIS = 17, 34
-LABEL = 62
+LABEL = 54
 """Characters that fit left of the plot."""
+CHARACTER = 7
+"""Most pixels that a character takes on average at the page's size of letters."""
 SHADES = ("#e3eef9", "#c0daef", "#93c1e3", "#5fa2d3", "#337fbf", "#165ba3", "#083a77")
 """One hue from little to much, readable in grey too."""
 GOOD, BAD, LINE = "#337fbf", "#d9822b", "#165ba3"
@@ -127,12 +129,17 @@ def _cells(one: HeatRow, y: float, columns: int, scale: _Shades, unit: str) -> I
 
 
 def _ticks(bottom: float, axis: Axis) -> Iterator[str]:
+    free = float("-inf")
     yield f'<line class="axis" x1="{LEFT}" x2="{LEFT + PLOT}" y1="{bottom}" y2="{bottom}"/>'
     for column, label in axis.ticks:
         x = LEFT + PLOT * column / axis.columns
         yield f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>'
         css = "start" if column <= 0 else "end" if column >= axis.columns - 1 else "mid"
-        yield _text(x, bottom + 16, label, css)
+        # a label begins, is centred or ends at its mark; one that would lie on its neighbour is left out
+        begin = x - {"start": 0.0, "mid": 0.5, "end": 1.0}[css] * CHARACTER * len(label)
+        if begin >= free:
+            yield _text(x, bottom + 16, label, css)
+            free = begin + CHARACTER * (len(label) + 1)
     yield _text(LEFT + PLOT / 2, bottom + AXIS - 2, axis.title, "mid quiet")
 
 

@@ -8,17 +8,20 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from pasta_otel.gpu.classes import demangle
+from pasta_otel.gpu.classes import demangle, full_name, report_name
 from pasta_otel.gpu.memory import formulas
 from pasta_otel.gpu.memory.findings import MemoryFinding, find
 from pasta_otel.gpu.memory.hot import HotTensor, Timeline, hot_ranges, hot_tensors, hottest_tensor, label_of, timeline
 from pasta_otel.gpu.memory.model import Accesses, Launch, accesses
 from pasta_otel.gpu.memory.results import ProcessResult, executions, read_document, read_results
 from pasta_otel.gpu.memory.slots import total
+from pasta_otel.gpu.memory.words import clip
 
 __all__ = ["KernelMemory", "MemoryReport", "ProcessResult", "by_kernel", "ratios", "read_document", "read_results"]
 
 SCHEMA = 2
+MOST_NAME = 90
+"""Characters of a GPU kernel's name in text and page."""
 
 Counts = tuple[tuple[str, int], ...]
 """Words and how often each, the most frequent first."""
@@ -77,6 +80,17 @@ class KernelMemory:
     def sectors(self) -> int:
         """Return the 32-byte sectors touched, which orders the report."""
         return sectors(self.accesses)
+
+    @property
+    def reads_unseen(self) -> bool:
+        """Return whether it accessed global memory in a way that is not counted: by tensor maps (TMA).
+
+        Its tensor-map copies say so, where the Sanitizer tells of them. Else it has ``wgmma`` instructions, whose
+        matrices come from global memory, and not one counted read of that: what brought them was not counted.
+        """
+        other, of_kind = self.accesses.other, self.accesses.global_
+        reads = sum(of_kind[kind].requests for kind in ("load", "async_copy", "bulk_load"))
+        return bool(other["tensor_map_copies"] or (other["wgmma_instructions"] and not reads))
 
     def ratios(self) -> dict[str, float | None]:
         """Return the ratios that the findings judge."""
@@ -172,13 +186,14 @@ class MemoryReport:
 
     Args:
         results: Of the program's processes.
+        problems: More than they report themselves.
     """
 
-    def __init__(self, results: Iterable[ProcessResult]) -> None:
+    def __init__(self, results: Iterable[ProcessResult], problems: Iterable[str] = ()) -> None:
         self.results = tuple(results)
         self.analysed = sum(result.analysed for result in self.results)
         self.seen = sum(result.seen for result in self.results)
-        self.problems = sorted({problem for result in self.results for problem in result.problems})
+        self.problems = sorted({*problems, *(problem for result in self.results for problem in result.problems)})
         self.skipped: Counter[str] = Counter()
         for result in self.results:
             self.skipped.update(result.skipped)
@@ -204,6 +219,11 @@ class MemoryReport:
         return timeline(self.results)
 
     @cached_property
+    def labels(self) -> dict[str, str]:
+        """Return what each GPU kernel is called in text and page, by its name; no two are called the same."""
+        return labels([kernel.name for kernel in self.kernels])
+
+    @cached_property
     def findings(self) -> list[tuple[KernelMemory, MemoryFinding]]:
         """Return all findings, the ones that save most transactions first, those without a number last."""
         found = [(kernel, finding) for kernel in self.kernels for finding in kernel.findings]
@@ -225,6 +245,20 @@ class MemoryReport:
             ],
             "timeline": [_event(result, launch) for result, launch, _ in self.timeline.launches],
         }
+
+
+def labels(names: Iterable[str]) -> dict[str, str]:
+    """Return names as people read them, each unlike the others: with all arguments, or a number, if need be."""
+    waiting, found = list(names), dict[str, str]()
+    for form in (report_name, full_name):
+        of_label: dict[str, list[str]] = defaultdict(list)
+        for name in waiting:
+            of_label[clip(form(name), MOST_NAME)].append(name)
+        found |= {same[0]: label for label, same in of_label.items() if len(same) == 1 and label not in found.values()}
+        waiting = [name for name in waiting if name not in found]
+    for number, name in enumerate(waiting, 1):
+        found[name] = f"{clip(full_name(name), MOST_NAME - 6)} #{number}"
+    return found
 
 
 def _saved(finding: MemoryFinding) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from pasta_otel.gpu.classes import short_name
 from pasta_otel.gpu.memory import formulas
 from pasta_otel.gpu.memory.findings import MemoryFinding
 from pasta_otel.gpu.memory.report import Counts, KernelMemory, MemoryReport
@@ -56,6 +55,8 @@ def _head(report: MemoryReport) -> Iterator[str]:
 
 def _first(report: MemoryReport) -> Iterator[str]:
     found = report.findings
+    if not report.analysed:
+        return
     if not found:
         yield ""
         yield "nothing to change: no GPU kernel is beyond a threshold"
@@ -63,12 +64,16 @@ def _first(report: MemoryReport) -> Iterator[str]:
     yield ""
     yield "change first (by transactions saved, at best):"
     for number, (kernel, finding) in enumerate(found[:MOST_FIRST], 1):
-        yield f"  {number}. {_name(short_name(kernel.name))}: {finding.kind}{_gain(finding)}"
+        yield f"  {number}. {report.labels[kernel.name]}: {finding.kind}{_gain(finding)}"
         yield f"     {finding.suggestion}"
         if place := _place(finding):
             yield f"     {place}"
-    if len(found) > MOST_FIRST:
-        yield f"  and {len(found) - MOST_FIRST} more below"
+    shown = {kernel.name for kernel in report.kernels[:MOST_KERNELS]}
+    below = sum(kernel.name in shown for kernel, _ in found[MOST_FIRST:])
+    if below:
+        yield f"  and {below} more below"
+    if hidden := len(found[MOST_FIRST:]) - below:
+        yield f"  and {hidden} more in --json"
 
 
 def _gain(finding: MemoryFinding) -> str:
@@ -85,17 +90,17 @@ def _place(finding: MemoryFinding) -> str:
 
 def _kernels(report: MemoryReport) -> Iterator[str]:
     every = sum(kernel.sectors for kernel in report.kernels) or 1
-    told = [finding for _, finding in report.findings[:MOST_FIRST]]
+    told = [(kernel.name, finding) for kernel, finding in report.findings[:MOST_FIRST]]
     for kernel in report.kernels[:MOST_KERNELS]:
         yield ""
-        yield f"{_name(short_name(kernel.name))}  ({', '.join(_facts(kernel, every))})"
+        yield f"{report.labels[kernel.name]}  ({', '.join(_facts(kernel, every))})"
         yield from _words("layers", kernel.modules)
         yield from _words("lines", kernel.sources)
         yield from _shares("tensors", kernel.tensors)
         yield from _accesses(kernel)
         for finding in kernel.findings:
             yield f"  ! {finding.title}"
-            if finding in told:
+            if (kernel.name, finding) in told:
                 yield "    -> see above"
                 continue
             yield f"    -> {finding.suggestion}"
@@ -108,8 +113,11 @@ def _kernels(report: MemoryReport) -> Iterator[str]:
 
 def _facts(kernel: KernelMemory, every: int) -> Iterator[str]:
     yield f"{kernel.launches:,} launch{'es' if kernel.launches > 1 else ''}"
-    yield f"{kernel.sectors / every:.0%} of all sectors"
-    if kernel.working_set is not None:
+    if kernel.reads_unseen:
+        yield "accesses by TMA not counted"
+    else:
+        yield f"{kernel.sectors / every:.0%} of all sectors"
+    if kernel.working_set is not None and not kernel.reads_unseen:
         yield f"working set {size(kernel.working_set)}"
     if kernel.timed:
         yield f"{duration(kernel.device_ns)} under analysis"
@@ -144,7 +152,8 @@ def _accesses(kernel: KernelMemory) -> Iterator[str]:
     for kind, shared in kernel.accesses.shared.items():
         if shared.requests:
             yield (
-                f"  shared {kind}: {shared.requests:,} requests, {shared.wavefronts:,} wavefronts,"
+                f"  shared {kind}: {shared.requests:,} requests, {shared.lanes / shared.requests:.1f} lanes each,"
+                f" {shared.wavefronts:,} wavefronts,"
                 f" {shared.conflicts:,} of them bank conflicts"
             )
     yield from _others(kernel)
@@ -157,6 +166,8 @@ def _others(kernel: KernelMemory) -> Iterator[str]:
     if count := other["wgmma_instructions"]:
         read = f"{size(other['wgmma_a_bytes'])} of A and {size(other['wgmma_b_bytes'])} of B"
         yield f"  wgmma: {count:,} instructions of a warp read {read} from shared memory"
+    if kernel.reads_unseen:
+        yield "  not in these numbers: accesses by TMA; this GPU kernel touches more memory than they say"
     if count := other["tensor_map_copies"]:
         yield f"  not in these numbers: {count:,} copies by a tensor map (TMA), of unknown size"
 
