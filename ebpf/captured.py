@@ -5,38 +5,65 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import sys
 import threading
 from collections.abc import Iterator
 
 OUTPUTS = (1, 2)
 LIMIT = 1 << 20
-"""Most bytes of it that are read back."""
+"""Most bytes of it that are kept."""
+PATIENCE_S = 2.0
+"""How long the end waits for writes that are under way, or for a child that has our outputs."""
 _one_at_a_time = threading.RLock()
 
 
 class Captured:
     """What was written so far, also after the block has ended.
 
+    It comes through a pipe: only its end says that no thread is still in the middle of a write.
+
     Args:
-        fd: The file that it is written to.
+        fd: The pipe's end to read from.
     """
 
     def __init__(self, fd: int) -> None:
-        self.fd, self._kept = fd, b""
+        self._fd, self._kept = fd, bytearray()
+        self._lock, self._over, self._late = threading.Lock(), threading.Event(), False
+        self._reader = threading.Thread(target=self._read, name="pasta-captured", daemon=True)
+        self._reader.start()
 
     @property
     def text(self) -> str:
         """Return it as text."""
-        raw = self._kept if self.fd < 0 else os.pread(self.fd, LIMIT, 0)
-        return raw.decode("utf-8", "replace")
+        with self._lock:
+            while not self._over.is_set() and select.select([self._fd], [], [], 0)[0]:
+                self._take()
+            return self._kept.decode("utf-8", "replace")
 
     def end(self) -> bytes:
-        """Keep what was written and let go of the file."""
-        self._kept = os.pread(self.fd, LIMIT, 0)
-        os.close(self.fd)
-        self.fd = -1
-        return self._kept
+        """Return all of it, when nobody can write more; what comes later goes to standard error at once."""
+        self._reader.join(PATIENCE_S)
+        with self._lock:
+            self._late = True
+            return bytes(self._kept)
+
+    def _read(self) -> None:
+        while not self._over.is_set():
+            select.select([self._fd], [], [], 1.0)
+            with self._lock:
+                if not self._over.is_set() and select.select([self._fd], [], [], 0)[0]:
+                    self._take()
+        os.close(self._fd)
+
+    def _take(self) -> None:
+        data = os.read(self._fd, 1 << 16)
+        if not data:
+            self._over.set()
+        elif self._late:
+            _tell(data)
+        else:
+            self._kept += data[: LIMIT - len(self._kept)]
 
 
 @contextlib.contextmanager
@@ -48,30 +75,37 @@ def captured_output() -> Iterator[Captured]:
     """
     with _one_at_a_time:
         _flush()
-        captured = Captured(_file())
+        reading, writing = _pipe()
+        captured = Captured(reading)
         kept = {number: _copy(number) for number in OUTPUTS}
         try:
             for number in OUTPUTS:
-                os.dup2(captured.fd, number)
+                os.dup2(writing, number)
+            os.close(writing)
             yield captured
         finally:
             _flush()
             for number, copy in kept.items():
                 _put_back(number, copy)
-            said = captured.end()
-            with contextlib.suppress(OSError):  # a standard error that is closed or full
-                while said:
-                    said = said[os.write(2, said) :]
+            _tell(captured.end())
 
 
-def _file() -> int:
-    """Return a file in memory; where an output is closed, not under its number."""
-    fd = os.memfd_create("pasta-captured")
-    if fd > max(OUTPUTS):
-        return fd
-    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(OUTPUTS) + 1)
-    os.close(fd)
-    return moved
+def _tell(said: bytes) -> None:
+    with contextlib.suppress(OSError):  # a standard error that is closed or full
+        while said:
+            said = said[os.write(2, said) :]
+
+
+def _pipe() -> tuple[int, int]:
+    """Return a pipe; where an output is closed, not under its number."""
+    ends = []
+    for fd in os.pipe():
+        if fd <= max(OUTPUTS):
+            moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(OUTPUTS) + 1)
+            os.close(fd)
+            fd = moved  # noqa: PLW2901 - its new number
+        ends.append(fd)
+    return ends[0], ends[1]
 
 
 def _flush() -> None:
