@@ -224,3 +224,43 @@ def test_no_counters_lead_to_a_gain_outside_zero_to_one(data):
     for found in findings.find(accesses(words(**filled))):
         assert found.gain is None or 0 <= found.gain <= 1
         assert found.predicted is None or 0 <= found.predicted <= found.measured
+
+
+@pytest.mark.parametrize(("width", "gap"), [(16, 8), (8, 16), (4, 32), (16, 16)])
+@pytest.mark.parametrize("stride", [1, 3, 5])
+def test_a_row_that_is_no_longer_than_it_was_is_not_suggested(width, gap, stride):
+    found = finding(
+        "bank_conflicts",
+        **{f"shared_load_{width}": (128, 256, 256, 128)},
+        strides_shared=(0, 256, 0, 0, 0, 0, 0, 0),
+        worst_shared=(2, width, stride),
+    )
+    assert "pad rows" not in found.suggestion
+    assert "all lanes of a warp" in found.suggestion
+    assert "idle" in found.title
+    assert (found.predicted, found.row, found.stride) == (None, None, None)
+    assert "1 elements" not in found.title
+
+
+@given(width=WIDTHS, stride=st.integers(1, 300), wavefronts=st.integers(2, 32))
+def test_a_suggested_row_is_always_longer(width, stride, wavefronts):
+    found = finding(
+        "bank_conflicts",
+        **{f"shared_load_{max(4, width)}": (1000, 32000, 1000 * wavefronts, 1000)},
+        worst_shared=(wavefronts, width, stride),
+    )
+    assert found.row is None or found.row > stride
+
+
+@pytest.mark.parametrize("stride", [0, 1])
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_neighbours_with_idle_lanes_between_them_are_not_told_to_become_neighbours(width, stride):
+    found = finding(
+        "coalescing",
+        global_store=(128, 256, 256, 256 * width),
+        worst_global=(2, width, stride),
+        strides_global=(0, 128),
+    )
+    assert "2.0 sectors a request for 2.0 active lanes" in found.title
+    assert "so few lanes" in found.suggestion
+    assert (found.predicted, found.stride) == (None, None)

@@ -17,10 +17,10 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from pasta_otel import semconv
 from pasta_otel.exporters.otlp.encoder import Scope, encode_spans
-from pasta_otel.gpu.memory import telemetry, words
+from pasta_otel.gpu.memory import plots, telemetry, words
 from pasta_otel.gpu.memory.hot import COLUMNS, timeline
 from pasta_otel.gpu.memory.page import as_html
-from pasta_otel.gpu.memory.report import MemoryReport
+from pasta_otel.gpu.memory.report import MOST_NAME, MemoryReport, labels
 from pasta_otel.gpu.memory.results import device_clock, read_document, read_results
 from pasta_otel.gpu.memory.spans import MemorySpans
 from pasta_otel.gpu.memory.text import COLUMNS as TEXT_COLUMNS
@@ -295,3 +295,58 @@ def test_a_clipped_name_is_one_printable_line_of_bounded_length(text, length):
 def test_a_long_label_loses_its_directories_before_its_middle():
     label = "model.layers.10.attn (/srv/app/models/transformer/attention.py:64 Attention.forward)"
     assert words.clip(label, 60) == "model.layers.10.attn (attention.py:64 Attention.forward)"
+
+
+def test_equal_findings_of_many_gpu_kernels_are_all_told_where_the_text_says_so():
+    text = as_text(report(document([launch(f"k{number}", STRIDED) for number in range(8)])))
+    assert "and 3 more below" in text
+    assert text.count("-> see above") == 5
+    assert text.count("-> lanes go down a column") == 3
+    many = as_text(report(document([launch(f"k{number:02}", STRIDED) for number in range(30)])))
+    assert "and 15 more below" in many
+    assert "and 10 more in --json" in many
+
+
+def test_where_nothing_was_analysed_nothing_is_judged():
+    waiting = report(document([], seen=4))
+    assert "nothing to change" not in as_text(waiting)
+    assert "beyond a threshold" not in as_html(waiting)
+    assert "No launch was analysed" in as_html(waiting)
+
+
+@given(st.lists(st.text(min_size=1, max_size=120), unique=True, max_size=20))
+def test_no_two_gpu_kernels_are_called_the_same_and_names_have_a_bound(names):
+    found = labels(names)
+    assert set(found) == set(names)
+    assert len(set(found.values())) == len(names)
+    assert all(len(label) <= MOST_NAME for label in found.values())
+
+
+def test_long_names_that_differ_in_their_middle_alone_are_told_apart():
+    names = [f"{'a' * 80}{number}{'b' * 80}" for number in range(3)] + ["_Z1fIfEvv", "_Z1fIdEvv"]
+    found = labels(names)
+    assert len(set(found.values())) == 5
+    assert (found["_Z1fIfEvv"], found["_Z1fIdEvv"]) == ("f<float>", "f<double>")
+
+
+def test_shared_accesses_say_how_many_lanes_were_active():
+    text = as_text(report(document([launch("k", slot(shared_load_4=(1000, 19000, 1000, 1000)))])))
+    assert "shared load_4: 1,000 requests, 19.0 lanes each, 1,000 wavefronts" in text
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.text("0123 (ms)", min_size=1, max_size=30)), max_size=12))
+def test_no_label_of_an_axis_lies_on_its_neighbour(ticks):
+    axis = plots.Axis(10, sorted(ticks), "time")
+    page = ET.fromstring(plots.columns_over_time({0: 1}, axis, "x"))
+    marks = [one for one in page.iter("text") if one.get("class") in {"start", "mid", "end"}]
+    share = {"start": 0.0, "mid": 0.5, "end": 1.0}
+    width = [plots.CHARACTER * len(one.text) for one in marks]
+    begins = [float(one.get("x")) - share[one.get("class")] * wide for one, wide in zip(marks, width, strict=True)]
+    for at in range(1, len(marks)):
+        assert begins[at] >= begins[at - 1] + width[at - 1]
+
+
+def test_labels_left_of_a_plot_have_room_and_long_names_in_the_table_may_break():
+    assert plots.LABEL * plots.CHARACTER <= plots.LEFT
+    page = as_html(report(document([launch("n" * 300, STRIDED)])))
+    assert "b{overflow-wrap:anywhere}" in page

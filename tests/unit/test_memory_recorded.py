@@ -14,7 +14,10 @@ import pytest
 
 from pasta_otel.gpu.memory import slots
 from pasta_otel.gpu.memory.model import Contention, GlobalAccess, SharedAccess
-from pasta_otel.gpu.memory.report import by_kernel, read_results
+from pasta_otel.gpu.memory.page import as_html
+from pasta_otel.gpu.memory.report import MemoryReport, by_kernel, read_results
+from pasta_otel.gpu.memory.text import as_text
+from pasta_otel.gpu.memory.words import markup
 from tests.gpu.test_memory_gpu import BLOCKS, COUNTERS, SAMPLE, STREAMS, differences, firm, ours, tally
 
 ROOT = Path(__file__).parents[2]
@@ -161,3 +164,48 @@ def test_a_choice_by_name_left_one_module_as_it_was(tmp_path):
     result = recorded("chosen", tmp_path)
     assert (result.seen, result.unpatched, result.skipped) == (168, 1, {"name": 164})
     assert [launch.name for launch in result.launches] == [f"strided_{stride}" for stride in (1, 2, 8, 32)]
+
+
+def texts(name, folder):
+    report = MemoryReport([recorded(name, folder)])
+    return report, " ".join(as_text(report).split()), as_html(report)
+
+
+def test_gpu_kernels_that_read_by_tma_are_not_said_to_be_idle(tmp_path):
+    report, text, page = texts("torch", tmp_path)
+    unseen = [report.labels[kernel.name] for kernel in report.kernels if kernel.reads_unseen]
+    assert [label.split("_")[0] for label in unseen] == ["cudnn", "nvjet"]
+    for label in unseen:
+        assert f"{label} (1 launch, accesses by TMA not counted, " in text
+    assert text.count("not in these numbers: accesses by TMA") == len(unseen)
+    assert "working set 0 B" not in text
+    assert "working set 4 KiB" not in text
+    assert page.count("accesses by TMA are not counted") == len(unseen)
+    assert "0% of all sectors" not in text
+
+
+def test_names_of_torch_are_told_apart_and_keep_their_beginning(tmp_path):
+    report, text, page = texts("torch", tmp_path)
+    labels = [report.labels[kernel.name] for kernel in report.kernels]
+    assert len(set(labels)) == len(labels) == 11
+    assert [label for label in labels if "vectorized_elementwise" in label] == [
+        "at::native::vectorized_elementwise_kernel<CUDAFunctor_add>",
+        "at::native::vectorized_elementwise_kernel<float16_copy_kernel_cuda>",
+        "at::native::vectorized_elementwise_kernel<BUnaryFunctor<MulFunctor>>",
+    ]
+    assert any(label.startswith("sm80_xmma_gemm_f32f32") for label in labels)
+    for label in labels:
+        assert label in text
+        assert markup(label) in page
+
+
+def test_no_recorded_gpu_kernel_is_told_to_become_what_it_is(tmp_path):
+    report, _, _ = texts("patterns", tmp_path)
+    said = [finding for _, finding in report.findings]
+    assert said
+    assert all(finding.row is None or finding.row > finding.stride for finding in said)
+    assert all(finding.stride is None or finding.stride > 1 for finding in said)
+    alone = [finding for kernel, finding in report.findings if kernel.name.startswith("lone_")]
+    assert {finding.kind for finding in alone if finding.predicted is not None} == {"divergence"}
+    # two elements apart: half of the bytes are used, and the threshold is less than half
+    assert not next(kernel for kernel in report.kernels if kernel.name == "strided_2").findings
