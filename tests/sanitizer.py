@@ -11,25 +11,45 @@ from pathlib import Path
 import pytest
 
 from pasta_otel.gpu.memory.counters import MemoryCounts, MemoryTool
-from pasta_otel.gpu.memory.library import source
+from pasta_otel.gpu.memory.library import DRIVER, source
 from pasta_otel.gpu.memory.model import Accesses, accesses
 from pasta_otel.gpu.memory.slots import SLOT_BYTES, fold, header
 from pasta_otel.gpu.memory.tool import LaunchInfo, Record
 
 FIXTURES = Path(__file__).parent / "fixtures" / "sanitizer"
+DRIVER_SOURCE = """
+#include <stdlib.h>
+int cuDeviceGetCount(int* count) { *count = 1; return getenv("FAKE_CUDA_IN_USE") ? 0 : 3; }
+"""
 ALL = 0xFFFFFFFF
 LOAD, STORE, ATOMIC, PREFETCH = 1, 2, 3, 8
 
 
-def build(name: str, folder: Path, *places: Path) -> Path:
-    """Compile a fixture with the device functions in it, which lie beside ours or in one of the places."""
+def build(name: str, folder: Path, *places: Path, driver: bool = False) -> Path:
+    """Compile a fixture with the device functions in it, which lie beside ours or in one of the places.
+
+    Args:
+        name: The fixture.
+        folder: Where to.
+        places: Where else its includes may lie.
+        driver: Whether a driver comes with it: the Sanitizer needs one, and there is none here.
+    """
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler to run the device functions on the CPU")
     target = folder / f"{name}.so"
     included = [f"-I{folder}" for folder in (source().parent, FIXTURES, *places)]
     command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", *included, str(FIXTURES / f"{name}.cpp"), "-o"]
-    subprocess.run([*command, str(target)], check=True)
+    needed = ["-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN", str(build_driver(folder))] if driver else []
+    subprocess.run([*command, str(target), *needed], check=True)
+    return target
+
+
+def build_driver(folder: Path) -> Path:
+    """Compile a libcuda.so.1 that says that CUDA is initialised where the environment does."""
+    target = folder / DRIVER
+    command = [shutil.which("cc") or "c++", "-xc", "-shared", "-fPIC", f"-Wl,-soname,{DRIVER}", "-o", str(target), "-"]
+    subprocess.run(command, input=DRIVER_SOURCE, text=True, check=True)
     return target
 
 

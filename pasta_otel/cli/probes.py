@@ -257,7 +257,7 @@ def _cupti_files(world: World) -> Iterator[Path]:
 
 
 def memory_analysis(world: World) -> Capability:
-    """What `analyze memory` needs: the Sanitizer's library, device patches or nvcc, and a free profiler."""
+    """What `analyze memory` needs: the Sanitizer's library, patches or nvcc, a free profiler, and the CUDA driver."""
     name = "memory_analysis"
     if injected := world.environ.get("CUDA_INJECTION64_PATH"):
         return missing(
@@ -269,6 +269,10 @@ def memory_analysis(world: World) -> Capability:
         compiler = "" if patch.is_file() else sanitizer.find_nvcc(world.environ)
     except MissingError as error:
         return missing(name, error.message, error.how or "name a file that exists, or nothing")
+    if not hasattr(world.library(found), sanitizer.ENTRY):
+        return missing(name, f"{found} does not load, or is no {sanitizer.LIBRARY}", "set PASTA_SANITIZER_LIBRARY")
+    if world.library(sanitizer.DRIVER) is None:
+        return missing(name, f"no NVIDIA driver: {sanitizer.DRIVER} does not load", sanitizer.NO_DRIVER)
     return there(name, f"{found}, patches {f'to be compiled by {compiler}' if compiler else f'in {patch}'}")
 
 

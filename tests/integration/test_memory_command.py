@@ -39,7 +39,7 @@ module(b'')
 
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory):
-    return str(build("fake", tmp_path_factory.mktemp("fake")))
+    return str(build("fake", tmp_path_factory.mktemp("fake"), driver=True))
 
 
 @pytest.fixture

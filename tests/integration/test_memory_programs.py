@@ -25,7 +25,7 @@ NOBODY = "no Python process of the program ended in order (only Python programs 
 
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory):
-    return str(build("fake", tmp_path_factory.mktemp("fake")))
+    return str(build("fake", tmp_path_factory.mktemp("fake"), driver=True))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 import pasta_otel
 from pasta_otel.errors import InputError
-from tests.sanitizer import build
+from tests.sanitizer import build, build_driver
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PROGRAM = """
@@ -32,20 +32,13 @@ def show(*values): print(json.dumps(values))
 
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory):
-    return str(build("fake", tmp_path_factory.mktemp("fake")))
+    return str(build("fake", tmp_path_factory.mktemp("fake"), driver=True))
 
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
     """A libcuda.so.1 that says that CUDA is initialised where the environment does."""
-    folder = tmp_path_factory.mktemp("driver")
-    source, target = folder / "driver.c", folder / "libcuda.so.1"
-    source.write_text(
-        '#include <stdlib.h>\nint cuDeviceGetCount(int* n) { *n = 1; return getenv("FAKE_CUDA_IN_USE") ? 0 : 3; }\n'
-    )
-    words = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", target, source]
-    subprocess.run(words, check=True)
-    return str(target)
+    return str(build_driver(tmp_path_factory.mktemp("driver")))
 
 
 @pytest.fixture
@@ -413,3 +406,29 @@ def test_what_is_destroyed_after_the_interpreter_calls_nobody(run):
 def test_an_argument_that_makes_no_sense_is_refused_at_once(arguments, message):
     with pytest.raises(InputError, match=message):
         pasta_otel.analyze(**arguments)
+
+
+@pytest.fixture(scope="module")
+def without_driver(tmp_path_factory):
+    """A Sanitizer that loads and takes subscriptions, on a machine without a driver."""
+    words = [sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"]
+    if not subprocess.run(words, capture_output=True, check=False).returncode:
+        pytest.skip("this machine has an NVIDIA driver")
+    return str(build("fake", tmp_path_factory.mktemp("without")))
+
+
+def test_a_block_without_a_driver_says_so_every_time(run, without_driver):
+    done = run(NOTHING + NOTHING, PASTA_SANITIZER_LIBRARY=without_driver, FAKE_SANITIZER=without_driver)
+    for line in done.stdout.splitlines():
+        ran, available, problem, *_ = json.loads(line)
+        assert (ran, available) == (True, False)
+        assert problem.startswith("no NVIDIA driver: libcuda.so.1: cannot open shared object file")
+    assert len(done.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("analysis", [["memory"], ["tool", f"{EXAMPLES}/nonfinite.py:NonFinite"]])
+def test_the_command_without_a_driver_says_so_once_and_runs_the_program(run, without_driver, analysis):
+    done = run('print("ran")', "analyze", *analysis, PASTA_SANITIZER_LIBRARY=without_driver)
+    assert (done.returncode, done.stdout) == (3, "ran\n")
+    assert "no NVIDIA driver: libcuda.so.1: cannot open shared object file" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -38,7 +38,7 @@ print("from the program")
 
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory):
-    return str(build("fake_nonfinite", tmp_path_factory.mktemp("fake"), EXAMPLES))
+    return str(build("fake_nonfinite", tmp_path_factory.mktemp("fake"), EXAMPLES, driver=True))
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def test_a_program_that_is_not_python_runs_and_is_said_not_to_be_analysed(fake):
     environ = {**os.environ, "PASTA_SANITIZER_LIBRARY": fake, "PASTA_SANITIZER_PATCH": fake}
     done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (4, "ran\n")
-    assert "no Python process of the program ended in order (only Python programs are analysed)" in done.stderr
+    assert "no Python was reached (only Python programs are analysed" in done.stderr
 
 
 SOMETIMES = """

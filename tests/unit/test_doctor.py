@@ -147,7 +147,8 @@ def test_memory_analysis_names_the_library_and_where_its_patches_come_from(tmp_p
     library.touch()
     patch.touch()
     environ = {"PASTA_SANITIZER_LIBRARY": str(library), "PASTA_SANITIZER_PATCH": str(patch)}
-    found = probe("memory_analysis", bare(tmp_path, environ=environ))
+    loads = {"library": {str(library): SimpleNamespace(sanitizerSubscribe=1), "libcuda.so.1": SimpleNamespace()}.get}
+    found = probe("memory_analysis", bare(tmp_path, environ=environ, **loads))
     assert (found.state, found.detail) == ("there", f"{library}, patches in {patch}")
     found = probe("memory_analysis", bare(tmp_path, environ={**environ, "PASTA_SANITIZER_PATCH": "/nonexistent"}))
     assert (found.state, found.detail) == ("missing", "/nonexistent (PASTA_SANITIZER_PATCH) does not exist")
@@ -155,7 +156,7 @@ def test_memory_analysis_names_the_library_and_where_its_patches_come_from(tmp_p
     write(toolkit / "bin" / "nvcc", "")
     (toolkit / "bin" / "nvcc").chmod(0o755)
     own = {"PASTA_SANITIZER_LIBRARY": str(library), "CUDA_HOME": str(toolkit), "XDG_CACHE_HOME": str(tmp_path)}
-    found = probe("memory_analysis", bare(tmp_path, environ=own))
+    found = probe("memory_analysis", bare(tmp_path, environ=own, **loads))
     assert found.state == "there"
     assert found.detail.startswith(f"{library}, patches ")
 
@@ -166,6 +167,27 @@ def test_memory_analysis_is_missing_where_another_profiler_has_the_process_or_th
     found = probe("memory_analysis", bare(tmp_path, environ={"PASTA_SANITIZER_LIBRARY": "/nonexistent.so"}))
     assert found.state == "missing"
     assert "PASTA_SANITIZER_LIBRARY" in found.how
+
+
+@pytest.mark.parametrize(
+    ("loads", "detail"),
+    [
+        ({"libcuda.so.1": SimpleNamespace()}, "{library} does not load, or is no libsanitizer-public.so"),
+        (
+            {"{library}": SimpleNamespace(), "libcuda.so.1": 1},
+            "{library} does not load, or is no libsanitizer-public.so",
+        ),
+        ({"{library}": SimpleNamespace(sanitizerSubscribe=1)}, "no NVIDIA driver: libcuda.so.1 does not load"),
+    ],
+)
+def test_memory_analysis_is_missing_where_its_library_is_another_or_there_is_no_driver(tmp_path: Path, loads, detail):
+    library = tmp_path / "libm.so.6"
+    library.touch()
+    environ = {"PASTA_SANITIZER_LIBRARY": str(library), "PASTA_SANITIZER_PATCH": str(library)}
+    there = {name.format(library=library): loaded for name, loaded in loads.items()}
+    found = probe("memory_analysis", bare(tmp_path, environ=environ, library=there.get))
+    assert (found.state, found.detail) == ("missing", detail.format(library=library))
+    assert found.how
 
 
 def test_the_cuda_driver_says_its_version(tmp_path: Path):

@@ -99,8 +99,11 @@ def test_names_are_readable_and_the_symbol_is_kept():
     assert "foo  (1 launch," in as_text(whole)
 
 
-def test_the_library_is_found_where_a_toolkit_or_the_package_puts_it(tmp_path):
-    packaged = tmp_path / "site" / "nvidia" / "cu13" / "compute-sanitizer" / library.LIBRARY
+@pytest.mark.parametrize(
+    "folder", ["nvidia/cu13/compute-sanitizer", "nvidia/cu13/lib", "nvidia/cuda_sanitizer_api", "nvidia/cu14/lib"]
+)
+def test_the_library_is_found_where_a_toolkit_or_the_package_puts_it(tmp_path, folder):
+    packaged = tmp_path / "site" / folder / library.LIBRARY
     packaged.parent.mkdir(parents=True)
     packaged.touch()
     environ = {"PATH": "", "CUDA_HOME": str(tmp_path / "cuda")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import shutil
@@ -15,11 +16,16 @@ from pathlib import Path
 from pasta_otel.errors import MissingError
 
 LIBRARY = "libsanitizer-public.so"
+ENTRY = "sanitizerSubscribe"
+"""A function by which the library is known."""
+DRIVER = "libcuda.so.1"
+NO_DRIVER = "install the NVIDIA driver (in a container: run it with the NVIDIA container toolkit)"
 SETTINGS = ("PASTA_SANITIZER_LIBRARY", "PASTA_SANITIZER_PATCH")
 ARCHITECTURES = (75, 80, 90, 100, 120)
 """Machine code of one serves every later minor version: 80 also 86 and 89, 100 also 103, 120 also 121."""
 DEBIAN = "/usr/lib/nvidia-cuda-toolkit"
-_PACKAGED = ("nvidia/cu13/compute-sanitizer", "nvidia/sanitizer/compute-sanitizer", "nvidia/cuda_sanitizer_api")
+_PACKAGED = ("nvidia/*/compute-sanitizer", "nvidia/*/lib", "nvidia/*")
+"""Where NVIDIA's packages put it, e.g. nvidia-cuda-sanitizer-api: 13.5 into the first of cu13, 13.0 into the second."""
 PATCH_FLAGS = ("-fatbin", "--keep-device-functions", "-Xptxas", "--compile-as-tools-patch")
 _HEADERS = frozenset({".cuh", ".h", ".hpp", ".inl"})
 _TIMEOUT_S = 120
@@ -44,7 +50,9 @@ def candidates(environ: Mapping[str, str], search_path: Iterable[str] = sys.path
     for toolkit in toolkits(environ):
         yield toolkit / "compute-sanitizer" / LIBRARY
         yield toolkit / "extras" / "Sanitizer" / LIBRARY
-    yield from (Path(entry, folder, LIBRARY) for entry in search_path for folder in _PACKAGED)
+    for entry in search_path:
+        for folder in _PACKAGED:
+            yield from sorted(Path(entry).glob(f"{folder}/{LIBRARY}"), reverse=True)  # cu13 before cu12
 
 
 def find_library(environ: Mapping[str, str] = os.environ, search_path: Iterable[str] = sys.path) -> str:
@@ -59,6 +67,18 @@ def find_library(environ: Mapping[str, str] = os.environ, search_path: Iterable[
     explicit = environ.get("PASTA_SANITIZER_LIBRARY")
     what = f"{explicit} (PASTA_SANITIZER_LIBRARY) does not exist" if explicit else f"no {LIBRARY}"
     raise MissingError(what, how="install a CUDA toolkit or nvidia-cuda-sanitizer-api, or set PASTA_SANITIZER_LIBRARY")
+
+
+def check_driver(name: str = DRIVER) -> None:
+    """Check that CUDA's driver loads; the Sanitizer takes a subscription without one, and then nothing ever happens.
+
+    Raises:
+        MissingError: It does not.
+    """
+    try:
+        ctypes.CDLL(name)  # initialises nothing
+    except OSError as error:
+        raise MissingError(f"no NVIDIA driver: {error}", how=NO_DRIVER) from error
 
 
 def kernels() -> Path:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pasta_otel.errors import MissingError, PastaError, StateError
 from pasta_otel.gpu.memory import child
 from pasta_otel.gpu.memory.blocks import Part
+from pasta_otel.gpu.memory.library import DRIVER
 from pasta_otel.gpu.memory.selection import Selection
 from pasta_otel.gpu.memory.tool import Tool
 from pasta_otel.gpu.memory.tool_report import ToolReport
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from pasta_otel.gpu.memory.report import MemoryReport
     from pasta_otel.gpu.memory.session import Session
 
-DRIVER = "libcuda.so.1"
 NOT_INITIALIZED = 3
 """``CUDA_ERROR_NOT_INITIALIZED``."""
 MEMORY = "memory"

@@ -16,6 +16,7 @@ from pasta_otel.gpu.memory.callers import Caller, caller, no_module
 from pasta_otel.gpu.memory.collector import Collector
 from pasta_otel.gpu.memory.follow import follow
 from pasta_otel.gpu.memory.layers import Layers
+from pasta_otel.gpu.memory.library import check_driver
 from pasta_otel.gpu.memory.plain import Plain
 from pasta_otel.gpu.memory.sanitizer import Sanitizer
 from pasta_otel.gpu.memory.selection import Selection
@@ -102,6 +103,7 @@ class Session:
         """
         if environ.get(INJECTED):
             raise MissingError(f"not available, CUPTI is active: {INJECTED}={environ[INJECTED]}")
+        check_driver()
         self._sanitizer.subscribe(self.collector.on_event)
         self._tensors.raw = self._sanitizer.raw
         _started.append(self)
