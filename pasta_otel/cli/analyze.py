@@ -15,7 +15,7 @@ import click
 
 from pasta_otel import semconv
 from pasta_otel.cli.analyze_out import Targets
-from pasta_otel.cli.analyze_run import CONTEXT, IMPOSSIBLE, Request, prepare, run, selecting, why_nothing
+from pasta_otel.cli.analyze_run import CONTEXT, IMPOSSIBLE, Request, prepare, run, selecting, unfinished, why_nothing
 from pasta_otel.cli.analyze_tool import tool
 from pasta_otel.cli.run import resolve
 from pasta_otel.errors import PastaError
@@ -75,14 +75,17 @@ def memory(  # noqa: PLR0913 - one parameter an option
     with tempfile.TemporaryDirectory(prefix="pasta-analyze-") as folder:
         environ, problem = prepare(Path(folder), request)
         code = run(words, environ, stdout=targets.of_program())
-        results, problem = ([], problem) if problem else _results(Path(folder))
-    failed = problem
+        results, problems = ([], []) if problem else _results(Path(folder))
+    problem = problem or _why_nothing(results, problems)
     if problem:
+        problems = [problem]
         click.echo(f"pasta-otel: memory not analysed: {problem}", err=True)
-    if not problem or targets.wanted_in_any_case:
-        failed += _publish(results, targets, problem)
-    if otlp and not problem:
-        failed += _sent(_report(results))
+    for one in () if problem else problems:
+        click.echo(f"pasta-otel: {one}", err=True)
+    report = _report(results, problems) if not problem or targets.wanted_in_any_case else None
+    failed = problem + _publish(report, targets, problem)
+    if otlp and report is not None and not problem:
+        failed += _sent(report)
     raise click.exceptions.Exit(code or (IMPOSSIBLE if failed else 0))
 
 
@@ -98,25 +101,31 @@ def _check_destination() -> None:
     OtlpConfig.from_env(signal="metrics")
 
 
-def _results(folder: Path) -> tuple[list[ProcessResult], str]:
-    """Return the processes' results, and why there is nothing to report."""
+def _results(folder: Path) -> tuple[list[ProcessResult], list[str]]:
+    """Return the processes' results, and their problems with those of processes that left none."""
     from pasta_otel.gpu.memory.results import read_results  # noqa: PLC0415 - numpy is an optional extra
 
     results = read_results(folder)
-    problems = sorted({problem for result in results for problem in result.problems})
+    return results, sorted({*unfinished(folder), *(problem for result in results for problem in result.problems)})
+
+
+def _why_nothing(results: list[ProcessResult], problems: list[str]) -> str:
+    """Return why there is nothing to report; empty = there is something."""
     if any(result.launches for result in results):
-        for problem in problems:
-            click.echo(f"pasta-otel: {problem}", err=True)
-        return results, ""
+        return ""
     seen = sum(result.seen for result in results)
     skipped = sum((Counter(result.skipped) for result in results), Counter[str]())
-    return results, why_nothing(len(results), seen, skipped, problems)
+    refused = [name for result in results for name in result.refused]
+    return why_nothing(len(results), seen, skipped, problems, refused)
 
 
-def _report(results: list[ProcessResult], problem: str = "") -> MemoryReport:
-    from pasta_otel.gpu.memory.report import MemoryReport  # noqa: PLC0415 - numpy is an optional extra
-
-    return MemoryReport(results, [problem] if problem else [])
+def _report(results: list[ProcessResult], problems: list[str]) -> MemoryReport | None:
+    """Return the report; None without numpy, which a problem says."""
+    try:
+        from pasta_otel.gpu.memory.report import MemoryReport  # noqa: PLC0415 - numpy is an optional extra
+    except ImportError:
+        return None
+    return MemoryReport(results, problems)
 
 
 def _sent(report: MemoryReport) -> str:
@@ -162,15 +171,12 @@ def _say_delivered(delivered: Delivered, capped: int) -> None:
     click.echo(f"pasta-otel: {', '.join(parts)}", err=True)
 
 
-def _publish(results: list[ProcessResult], targets: Targets, problem: str) -> str:
+def _publish(report: MemoryReport | None, targets: Targets, problem: str) -> str:
     """Show what there is, and return what failed."""
-    try:
-        from pasta_otel.gpu.memory import page, text  # noqa: PLC0415 - numpy is an optional extra
-
-        report = _report(results, problem)
-    except ImportError:  # the problem says so
+    if report is None:
         only = json.dumps({"problems": [problem]}) if targets.as_json else f"memory not analysed: {problem}"
-        return targets.show(lambda: [only, "\n"])
+        return targets.show(lambda: [only, "\n"]) if targets.wanted_in_any_case else ""
+    from pasta_otel.gpu.memory import page, text  # noqa: PLC0415 - numpy is an optional extra
 
     def shown() -> Iterable[str]:
         if targets.as_json:  # in pieces: 10,000 launches are 30 MB

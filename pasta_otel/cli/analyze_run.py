@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ import click
 
 from pasta_otel.config import load_settings
 from pasta_otel.errors import InputError, MissingError
+from pasta_otel.gpu.memory.words import clip
 
 if TYPE_CHECKING:
     from pasta_otel.gpu.memory.selection import Selection
@@ -26,6 +27,7 @@ CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Of commands that end with CMD: its options are its own."""
 _CHOICES = {"name": "--kernel", "module": "--module"}
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+_MOST_CANDIDATES, _NAME = 8, 60
 _LOOK_S = 1.0
 """How often the program is looked at where another thread has taken the signal of its end."""
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -162,7 +164,9 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     return process.wait()
 
 
-def why_nothing(processes: int, seen: int, skipped: Mapping[str, int], problems: Sequence[str]) -> str:
+def why_nothing(
+    processes: int, seen: int, skipped: Mapping[str, int], problems: Sequence[str], refused: Iterable[str] = ()
+) -> str:
     """Return why no launch was analysed.
 
     Args:
@@ -170,16 +174,38 @@ def why_nothing(processes: int, seen: int, skipped: Mapping[str, int], problems:
         seen: Launches in all of them.
         skipped: Launches by reason.
         problems: What the processes reported.
+        refused: Some GPU kernels that no pattern fits.
     """
     if problems:
         return "; ".join(problems)
     if not processes:
-        return "no Python process of the program ended in order (only Python programs are analysed)"
+        return (
+            "no Python was reached (only Python programs are analysed, only those that heed PYTHONPATH: not with -I,"
+            " -E or -S)"
+        )
     if not seen:
         return "the program launched no GPU kernel"
     if skipped.get("inactive") == seen:
         return f"none of {seen:,} launches was inside a block of pasta_otel.analyze()"
     if set(skipped) <= {"name", "module", "inactive"}:
         how = " and ".join(option for reason, option in _CHOICES.items() if skipped.get(reason))
-        return f"none of {seen:,} launches was chosen by {how}"
+        return f"none of {seen:,} launches was chosen by {how}{_candidates(refused)}"
     return f"none of {seen:,} launches: {', '.join(f'{count:,} ({reason})' for reason, count in skipped.items())}"
+
+
+def _candidates(refused: Iterable[str]) -> str:
+    """Return what there is to choose from."""
+    from pasta_otel.gpu.classes import report_name  # noqa: PLC0415 - only for this message
+
+    names = sorted({clip(report_name(name), _NAME) for name in refused})
+    more = ", ..." if len(names) > _MOST_CANDIDATES else ""
+    return f"; there were {', '.join(names[:_MOST_CANDIDATES])}{more}" if names else ""
+
+
+def unfinished(folder: Path) -> list[str]:
+    """Return, as a problem, which processes began to be analysed and left no result."""
+    pids = sorted(int(path.stem) for path in folder.glob("*.begun"))
+    if not pids:
+        return []
+    which = f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(map(str, pids))}"
+    return [f"no result of {which}: killed, ended by os._exit or exec, or still running"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pasta_otel.cli.analyze_out import Targets
-from pasta_otel.cli.analyze_run import IMPOSSIBLE, Request, prepare, run, selecting, why_nothing
+from pasta_otel.cli.analyze_run import IMPOSSIBLE, Request, prepare, run, selecting, unfinished, why_nothing
 from pasta_otel.cli.run import resolve
 from pasta_otel.errors import InputError
 
@@ -82,9 +82,12 @@ def _publish(tool: Tool[Any], folder: Path, targets: Targets, problem: str) -> t
     from pasta_otel.gpu.memory.tool_report import ToolReport  # noqa: PLC0415 - not for help
 
     files = {int(path.stem): path for path in sorted(folder.glob("*.json")) if path.stem.isdecimal()}
-    report = ToolReport(tool, {pid: json.loads(path.read_bytes()) for pid, path in files.items()})
+    documents = {pid: json.loads(path.read_bytes()) for pid, path in files.items()}
+    report = ToolReport(tool, documents)
+    report.problems = sorted({*report.problems, *unfinished(folder)})
+    refused = [name for document in documents.values() for name in document.get("refused", ())]
     if not problem and not report.launches:
-        problem = why_nothing(len(files), report.seen, report.skipped, report.problems)
+        problem = why_nothing(len(files), report.seen, report.skipped, report.problems, refused)
     if problem:
         report.problems = sorted({*report.problems, problem})
         if not targets.wanted_in_any_case:

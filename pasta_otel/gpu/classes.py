@@ -7,7 +7,7 @@ import ctypes.util
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Final
 
@@ -171,6 +171,14 @@ def report_name(name: str) -> str:
     head, arguments = _split_template(full_name(name))
     functors = _functors(arguments)
     return f"{head}<{', '.join(functors)}>" if functors else head
+
+
+@lru_cache(4096)
+def spellings(name: str) -> frozenset[str]:
+    """Return the forms in which people know a GPU kernel: as the driver has it, readable in full and in short."""
+    full = full_name(name)
+    head = _split_template(full)[0]
+    return frozenset({name, demangle(name), full, report_name(name), head, head.rpartition("::")[2]})
 
 
 _NO_FUNCTOR = re.compile(

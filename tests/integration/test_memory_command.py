@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import venv
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -571,3 +572,87 @@ def test_run_and_analyze_go_together_and_the_programs_own_sitecustomize_runs_onc
     # one in the command, one in the program; the command that becomes another process is a third
     assert done.stderr.count("own sitecustomize") in {2, 3}
     assert json.loads(report.read_text())["launches"]["analysed"] == 1
+
+
+def test_processes_that_died_are_named_and_the_others_are_reported(analyze):
+    program = """
+import subprocess
+if len(sys.argv) == 1:
+    launch(1, "k", 5, 1)
+    for how in ("os.kill(os.getpid(), 9)", "os._exit(0)", "0"):
+        subprocess.run([sys.executable, __file__, how])
+else:
+    launch(1, "k", 5, 1)
+    print(os.getpid(), file=sys.stderr, flush=True)
+    eval(sys.argv[1])
+"""
+    done = analyze(program, "--json")
+    assert done.returncode == 0, done.stderr
+    killed, ended, _ = done.stderr.split()[:3]
+    report = json.loads(done.stdout)
+    assert report["launches"]["analysed"] == 2
+    first, second = sorted(map(int, (killed, ended)))
+    said = f"no result of processes {first}, {second}: killed, ended by os._exit or exec, or still running"
+    assert report["problems"] == [said]
+    assert f"pasta-otel: {said}" in done.stderr
+    alone = analyze("launch(1, 'k', 5, 1); os._exit(0)")
+    assert alone.returncode == 3
+    assert re.search(r"not analysed: no result of process \d+: killed, ended by os._exit", alone.stderr)
+
+
+@pytest.mark.parametrize("option", ["-I", "-E", "-S"])
+def test_a_python_that_ignores_the_environment_is_said_to(fake, option):
+    words = [
+        sys.executable,
+        "-m",
+        "pasta_otel",
+        "analyze",
+        "memory",
+        "--",
+        sys.executable,
+        option,
+        "-c",
+        "print('ran')",
+    ]
+    environ = {**os.environ, "PASTA_SANITIZER_LIBRARY": fake, "PASTA_SANITIZER_PATCH": fake}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (3, "ran\n")
+    assert "no Python was reached" in done.stderr
+    assert "PYTHONPATH: not with -I, -E or -S" in done.stderr
+
+
+def test_a_python_without_our_package_is_named_once(fake, tmp_path):
+    bare = tmp_path / "bare"
+    venv.create(bare, with_pip=False)
+    python = bare / "bin" / "python"
+    words = [sys.executable, "-m", "pasta_otel", "analyze", "memory", "--", str(python), "-c", "print('ran')"]
+    environ = {**os.environ, "PASTA_SANITIZER_LIBRARY": fake, "PASTA_SANITIZER_PATCH": fake}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (3, "ran\n")
+    assert done.stderr.count("pasta-otel:") == 1
+    assert f"{python} has no pasta-otel (No module named 'pasta_otel')" in done.stderr
+
+
+MANGLED = "_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfNS0_7MeanOpsIffffEEjfLi4ELi4EEEEEvT1_"
+
+
+@pytest.mark.parametrize(
+    "pattern", ["reduce_kernel", "at::native::reduce_kernel", "void at::native::*", "*MeanOps*", MANGLED, "*reduce*"]
+)
+def test_gpu_kernels_are_chosen_by_the_names_that_the_report_prints(analyze, pattern):
+    done = analyze(f'launch(1, "{MANGLED}", 1, 1); launch(1, "other", 1, 1)', "--json", "--kernel", pattern)
+    assert list(kernels(done)) == [MANGLED]
+
+
+def test_where_no_name_was_chosen_some_of_those_that_there_were_are_said(analyze):
+    done = analyze(f'launch(1, "{MANGLED}", 1, 1); launch(1, "other", 1, 1)', "--kernel", "softmax")
+    assert done.returncode == 3
+    said = "none of 2 launches was chosen by --kernel; there were at::native::reduce_kernel<ReduceOp<MeanOps>>, other"
+    assert said in done.stderr
+
+
+def test_with_a_sample_a_gpu_kernels_line_says_of_how_many_it_is(analyze):
+    done = analyze('for _ in range(100): launch(1, "some", 1, 1)', "--every", "10")
+    assert "some  (10 of 100 launches," in done.stdout
+    whole = analyze('launch(1, "some", 1, 1)')
+    assert "some  (1 launch," in whole.stdout

@@ -20,7 +20,9 @@ def launch(name, warps=1, stride=1, base=0x7f0000000000):
     fake.fake_launch_at(context, ctypes.c_void_p(1), name.encode(), warps, stride, address)
 fake.fake_module(context, b"", ctypes.c_size_t(0))
 """
-NOBODY = "no Python process of the program ended in order (only Python programs are analysed)"
+NOBODY = (
+    "no Python was reached (only Python programs are analysed, only those that heed PYTHONPATH: not with -I, -E or -S)"
+)
 
 
 @pytest.fixture(scope="module")

@@ -355,3 +355,29 @@ def test_numbers_that_json_does_not_know_are_words_in_the_json_report(analyze, t
     reference = mine(tmp_path, tool=f"{MINE}\n    def as_json(self, result): return [float('nan'), float('inf')]\n")
     done = analyze('launch("k")', "--json", tool=reference)
     assert json.loads(done.stdout, parse_constant=pytest.fail)["results"][0]["result"] == ["NaN", "Infinity"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("    patches = {'x': 'Mine'}", "patches: 'x' is no Instruction"),
+        ("    patches = {999: 'Mine'}", "patches: 999 is no Instruction"),
+        ("    patches = {}", "patches and optional are empty: there is nothing to count"),
+        ("    slot_bytes = '80'", "slot_bytes must be a positive multiple of 8, got '80'"),
+    ],
+)
+def test_a_tool_whose_attributes_make_no_sense_is_refused_before_the_program_runs(analyze, tmp_path, change, message):
+    done = analyze('print("ran")', tool=mine(tmp_path, tool=f"{MINE}\n{change}\n"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"{message}\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_a_tool_prints_while_it_loads_mixes_with_no_report_and_with_no_output_of_the_program(analyze, tmp_path):
+    reference = mine(tmp_path, tool=f'print("imported")\n{MINE}')
+    done = analyze('launch("k")', "--json", tool=reference)
+    assert json.loads(done.stdout)["tool"] == "mine"
+    assert done.stderr.count("imported") == 2  # the command, and the program's Python
+    done = analyze('launch("k"); print("ran")', "--output", str(tmp_path / "report.txt"), tool=reference)
+    assert done.stdout == "ran\n"
+    assert "imported" not in (tmp_path / "report.txt").read_text()

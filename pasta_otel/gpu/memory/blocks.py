@@ -34,6 +34,11 @@ class Part:
         return len(self._waiting)
 
     @property
+    def chooser(self) -> Chooser:
+        """Return what chooses its launches."""
+        return self._chooser
+
+    @property
     def asks_for_modules(self) -> bool:
         """Return whether the torch module of a launch decides."""
         return self._chooser.asks_for_modules

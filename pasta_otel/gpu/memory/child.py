@@ -18,6 +18,8 @@ JOB = "PASTA_ANALYZE_JOB"
 """Environment variable: the job as JSON, written by ``command_environment``."""
 DRAIN_TIMEOUT_S = 5.0
 """Half of the shortest time between SIGTERM and SIGKILL that is usual (docker stop: 10 s)."""
+BEGUN = ".begun"
+"""Suffix of a file that a process leaves until its result is there: killed processes keep it."""
 FOLDER = str(Path(__file__).parent / "inject")
 NOTHING: Mapping[str, Any] = {"seen": 0, "skipped": {}, "waits": 0, "unpatched": 0, "launches": []}
 """The document of a process that could not be analysed."""
@@ -60,6 +62,7 @@ def _begin(job: Mapping[str, Any], environ: Mapping[str, str], target: Path) -> 
 
     session = Session(Job.from_json(job))
     session.start(environ)
+    target.with_suffix(BEGUN).touch()
 
     def finish() -> None:
         document = session.finish()
@@ -91,3 +94,4 @@ def _write(target: Path, content: Mapping[str, Any]) -> None:
     part = target.with_suffix(".part")
     part.write_text(json.dumps(content), encoding="utf-8")
     part.replace(target)
+    target.with_suffix(BEGUN).unlink(missing_ok=True)

@@ -451,6 +451,11 @@ class Collector:
             for number in numbers:
                 self._blocks.lost(number, reason)
 
+    @property
+    def chooser(self) -> Chooser:
+        """Return what chooses launches of the process as a whole."""
+        return self._chooser
+
     def finish(self) -> None:
         """Read all slots that are still on the devices; a launch still open then did not take place."""
         with self._lock:

@@ -247,7 +247,12 @@ def _table(report: MemoryReport) -> Iterator[str]:
 def _row(kernel: KernelMemory, label: str) -> str:
     found = kernel.ratios()
     shares = [found[name] for name in ("coalescing_efficiency", "bank_conflict_ratio", "active_lane_ratio")]
-    cells = [f"{kernel.launches:,}", f"{kernel.sectors:,}", *("-" if one is None else f"{one:.0%}" for one in shares)]
+    of_all = f" of {kernel.wanted:,}" if kernel.wanted > kernel.launches else ""
+    cells = [
+        f"{kernel.launches:,}{of_all}",
+        f"{kernel.sectors:,}",
+        *("-" if one is None else f"{one:.0%}" for one in shares),
+    ]
     known = kernel.working_set is not None and not kernel.reads_unseen
     cells.append(size(kernel.working_set or 0) if known else "-")
     cells.append(duration(kernel.device_ns) if kernel.timed else "-")

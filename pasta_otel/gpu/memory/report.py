@@ -62,6 +62,7 @@ class KernelMemory:
         device_ns: From begin to end on the device, summed over the launches whose own times are known. Analysis slows
             them.
         timed: How many launches' times are known.
+        wanted: Launches in all that patterns fit, whether analysed or not; 0 where unknown.
     """
 
     name: str
@@ -75,6 +76,7 @@ class KernelMemory:
     working_set: int | None = None
     device_ns: int = 0
     timed: int = 0
+    wanted: int = 0
 
     @property
     def sectors(self) -> int:
@@ -140,7 +142,9 @@ def _by_kernel(results: Sequence[ProcessResult], *, named: bool = True) -> list[
         for name, counts in numbers.items():
             for number, count in counts.items():
                 tensors[name][label_of(result, number)] += count
-    kernels = [_kernel(name, same, _ordered(tensors[name])) for name, same in of_name.items()]
+    wanted = sum((Counter(result.of_name) for result in results), Counter[str]())
+    made = (_kernel(name, same, _ordered(tensors[name])) for name, same in of_name.items())
+    kernels = [replace(kernel, wanted=wanted[kernel.name]) for kernel in made]
     return sorted(kernels, key=lambda kernel: (-kernel.sectors, kernel.name))
 
 

@@ -55,6 +55,8 @@ class ProcessResult:
         command: The program, as it was called.
         clock: The device's clock; None where no launch has a time.
         not_counted: Numbers of instructions that this Sanitizer cannot report (``Sanitizer_InstructionId``).
+        of_name: By GPU kernel: launches that patterns fit, whether analysed or not.
+        refused: Some GPU kernels that no pattern fits.
     """
 
     pid: int
@@ -68,6 +70,8 @@ class ProcessResult:
     command: tuple[str, ...] = ()
     clock: DeviceClock | None = None
     not_counted: tuple[int, ...] = ()
+    of_name: Mapping[str, int] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
 
     @property
     def analysed(self) -> int:
@@ -122,6 +126,8 @@ def read_document(pid: int, content: Mapping[str, Any]) -> ProcessResult:
         tuple(content.get("command", ())),
         clock,
         tuple(content.get("not_counted", ())),
+        content.get("of_name", {}),
+        tuple(content.get("refused", ())),
     )
 
 

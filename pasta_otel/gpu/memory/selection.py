@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pasta_otel.errors import InputError
+from pasta_otel.gpu.classes import spellings
 
 DEFAULT_COUNT = 10_000
+MOST_REFUSED = 20
+"""Names of GPU kernels that no pattern fits, kept to say what there is to choose from."""
 DEFAULT_BYTES = 64 << 20
 LEAST_BYTES = 1 << 20
 
@@ -19,7 +22,7 @@ class Selection:
     """What to analyse.
 
     Attributes:
-        names: Shell patterns for GPU kernels' names (as the driver gives them: mangled); empty = all.
+        names: Shell patterns for GPU kernels' names, as the driver gives them (mangled) or readable; empty = all.
         every: Of the launches of one name, every how-many-th.
         count: Most launches in one process.
         device_bytes: Most device memory for results in one process.
@@ -38,17 +41,21 @@ class Selection:
         Raises:
             InputError: One makes no sense.
         """
-        for field, value, least in (
-            ("every", self.every, 1),
-            ("count", self.count, 1),
-            ("device-memory", self.device_bytes, LEAST_BYTES),
+        for field, value, least, words in (
+            ("every", self.every, 1, "1"),
+            ("count", self.count, 1, "1"),
+            ("device-memory", self.device_bytes, LEAST_BYTES, f"1 MiB ({LEAST_BYTES:,} bytes)"),
         ):
-            if not isinstance(value, int) or value < least:
-                raise InputError(f"expected at least {least}, got {value}", field=field)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise InputError(f"expected a whole number, got {value!r}", field=field)
+            if value < least:
+                raise InputError(f"expected at least {words}, got {value:,}", field=field)
 
     def matches(self, name: str) -> bool:
         """Tell whether GPU kernels of this name are analysed."""
-        return not self.names or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names)
+        return not self.names or any(
+            fnmatch.fnmatchcase(form, pattern) for pattern in self.names for form in spellings(name)
+        )
 
     def matches_module(self, module: str) -> bool:
         """Tell whether launches of this torch module are analysed."""
@@ -73,11 +80,17 @@ class Chooser:
 
     Args:
         selection: Which are wanted.
+
+    Attributes:
+        chosen: How many were.
+        of_name: Launches by name, of those that patterns fit.
+        refused: Some names that no pattern fits.
     """
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
-        self._of_name: Counter[str] = Counter()
+        self.of_name: Counter[str] = Counter()
+        self.refused: dict[str, None] = {}
         self.chosen = 0
 
     @property
@@ -88,11 +101,13 @@ class Chooser:
     def refusal(self, name: str, module: str = "") -> str:
         """Return why a launch is not analysed; empty = it is chosen."""
         if not self._selection.matches(name):
+            if len(self.refused) < MOST_REFUSED:
+                self.refused[name] = None
             return "name"
         if not self._selection.matches_module(module):
             return "module"
-        self._of_name[name] += 1
-        if (self._of_name[name] - 1) % self._selection.every:
+        self.of_name[name] += 1
+        if (self.of_name[name] - 1) % self._selection.every:
             return "sample"
         if self.chosen >= self._selection.count:
             return "count"

@@ -98,7 +98,7 @@ class Session:
         """Begin; must come before CUDA is initialised.
 
         Raises:
-            MissingError: CUPTI is active.
+            MissingError: CUPTI is active, or there is no CUDA driver.
             StateError: The Sanitizer refuses.
         """
         if environ.get(INJECTED):
@@ -166,6 +166,8 @@ class Session:
             "waits": collector.waits,
             "unpatched": collector.unpatched,
             "skipped": dict(Counter(of.skipped) + Counter(not_json=plain.lost)),
+            "of_name": dict(of.chooser.of_name),
+            "refused": list(of.chooser.refused),
             "not_counted": sorted(self._sanitizer.unknown),
         }
         problems = sorted({*self.problems, *plain.problems})

@@ -112,7 +112,8 @@ def _kernels(report: MemoryReport) -> Iterator[str]:
 
 
 def _facts(kernel: KernelMemory, every: int) -> Iterator[str]:
-    yield f"{kernel.launches:,} launch{'es' if kernel.launches > 1 else ''}"
+    count = f"{kernel.launches:,}" + (f" of {kernel.wanted:,}" if kernel.wanted > kernel.launches else "")
+    yield f"{count} launch{'' if count == '1' else 'es'}"
     if kernel.reads_unseen:
         yield "accesses by TMA not counted"
     else:

@@ -1,7 +1,7 @@
 # Found first on PYTHONPATH by every Python that `pasta-otel analyze` starts. The interpreter may be any version, with
 # or without pasta-otel: nothing here may use newer syntax or import much, and nothing may stop the program.
 # mypy: ignore-errors
-# ruff: noqa: ANN202, BLE001, PLC0415, PTH100, PTH109, PTH113, PTH118, PTH120, PTH123, S102, UP031
+# ruff: noqa: ANN001, ANN202, BLE001, PLC0415, PTH100, PTH104, PTH109, PTH113, PTH118, PTH120, PTH123, S102, UP031
 import sys
 
 
@@ -10,9 +10,26 @@ def _start():
         from pasta_otel.gpu.memory.child import start
 
         start()
+    except ImportError as error:
+        return "%s has no pasta-otel (%s)" % (sys.executable, error)
     except BaseException as error:
         return "%s: %s" % (type(error).__name__, error)
     return ""
+
+
+def _tell(reason):
+    """Leave the reason as this process' result, so that it is said once; without a job's folder say it here."""
+    try:
+        import json
+        import os
+
+        nothing = {"seen": 0, "skipped": {}, "waits": 0, "unpatched": 0, "launches": [], "problems": [reason]}
+        target = os.path.join(json.loads(os.environ["PASTA_ANALYZE_JOB"])["out"], "%d" % os.getpid())
+        with open(target + ".part", "w") as file:
+            json.dump(nothing, file)
+        os.rename(target + ".part", target + ".json")
+    except Exception:
+        sys.stderr.write("pasta-otel: not analysed: %s\n" % reason)
 
 
 def _chain():
@@ -36,5 +53,5 @@ def _chain():
 
 _reason = _start()  # first: the Sanitizer must be there before anything initialises CUDA
 if _reason:
-    sys.stderr.write("pasta-otel: not analysed: %s\n" % " ".join(_reason.split()))
+    _tell(" ".join(_reason.split()))
 _chain()
