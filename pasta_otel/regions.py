@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pasta_otel.config import load_settings
@@ -46,14 +46,18 @@ def analyze(  # noqa: PLR0913 - keyword-only options, each with a default
     """
     names, layers = _patterns(kernels, "kernels"), _patterns(modules, "modules")
     selection = Selection(names, every, count, device_bytes, layers)
-    chosen = load_tool(absolute(tool)) if isinstance(tool, str) else tool
+    if not isinstance(hotness, bool):
+        raise InputError(f"expected True or False, got {hotness!r}", field="hotness")
+    chosen = load_tool(absolute(tool), aside=False) if isinstance(tool, str) else tool
     if chosen is not None:
         check(chosen, str(tool))
     return Analysis(selection, chosen, hotness=hotness, settings=_settings)
 
 
 def _patterns(given: str | Sequence[str], field: str) -> tuple[str, ...]:
-    patterns = (given,) if isinstance(given, str) else tuple(given)
+    if isinstance(given, str):
+        return (given,)
+    patterns = tuple(given) if isinstance(given, Iterable) else (None,)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise InputError(f"expected shell patterns, got {given!r}", field=field)
     return patterns

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pasta_otel
 from pasta_otel.errors import InputError
 from pasta_otel.gpu.memory.library import source
 from pasta_otel.gpu.memory.plain import Plain, strict
-from pasta_otel.gpu.memory.tool import LaunchInfo, Tool
+from pasta_otel.gpu.memory.tool import LaunchInfo, Tool, check, load_tool
 from pasta_otel.gpu.memory.tool_report import ToolReport
 
 
@@ -128,3 +129,93 @@ def test_json_reports_hold_only_what_json_knows_whatever_the_records_hold(value)
 def test_numbers_that_json_does_not_know_become_words_and_all_others_stay():
     value = {"a": [math.nan, (math.inf, -math.inf)], math.nan: 1.5, 3: None}
     assert strict(value) == {"a": ["NaN", ["Infinity", "-Infinity"]], "NaN": 1.5, 3: None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": ""}, "name must be a word, got ''"),
+        ({"name": 7}, "name must be a word, got 7"),
+        ({"source": None}, "source must be a path, got None"),
+        ({"source": "/nonexistent.cu"}, "/nonexistent.cu does not exist"),
+        ({"slot_bytes": "80"}, "slot_bytes must be a positive multiple of 8, got '80'"),
+        ({"slot_bytes": 80.0}, "slot_bytes must be a positive multiple of 8, got 80.0"),
+        ({"slot_bytes": True}, "slot_bytes must be a positive multiple of 8, got True"),
+        ({"slot_bytes": -8}, "slot_bytes must be a positive multiple of 8, got -8"),
+        ({"slot_bytes": 84}, "slot_bytes must be a positive multiple of 8, got 84"),
+        ({"patches": {"x": "Mine"}}, "patches: 'x' is no Instruction"),
+        ({"patches": {999: "Mine"}}, "patches: 999 is no Instruction"),
+        ({"optional": {"x": "Mine"}}, "optional: 'x' is no Instruction"),
+        ({"optional": {-1: "Mine"}}, "optional: -1 is no Instruction"),
+        ({"optional": {1 << 40: "Mine"}}, "optional: 1099511627776 is no Instruction"),
+        ({"patches": {3: b"Mine"}}, "patches: b'Mine' is no name of a device function"),
+        ({"patches": {3: "Mine(void*)"}}, "patches: 'Mine(void*)' is no name of a device function"),
+        ({"patches": ["Mine"]}, "patches must be functions by instruction, got ['Mine']"),
+        ({"optional": None}, "optional must be functions by instruction, got None"),
+        ({"patches": {}}, "patches and optional are empty: there is nothing to count"),
+    ],
+)
+def test_a_tool_whose_attributes_make_no_sense_is_refused_with_one_line(changes, message):
+    tool = type("Changed", (Mine,), changes)()
+    with pytest.raises(InputError) as refused:
+        check(tool, "m:Changed")
+    assert str(refused.value) == f"tool m:Changed: {message}"
+
+
+def test_instructions_of_newer_libraries_may_be_optional():
+    check(type("Newer", (Mine,), {"optional": {999: "Mine"}})(), "m:Newer")
+    check(type("OnlyOptional", (Mine,), {"patches": {}, "optional": {43: "Mine"}})(), "m:OnlyOptional")
+
+
+def write(folder, code):
+    path = folder / "printing.py"
+    path.write_text(f"from pathlib import Path\nfrom pasta_otel.gpu.memory.tool import Tool\n{code}")
+    return f"{path}:Printing"
+
+
+PRINTS = f"""
+print("imported")
+class Printing(Tool):
+    name, source, patches, slot_bytes = "printing", Path({str(source())!r}), {{3: "PastaGlobal"}}, 8
+    def __init__(self): print("made")
+    def decode(self, record): return None
+"""
+
+
+def test_what_a_tool_prints_while_it_loads_goes_to_stderr_unless_it_is_the_programs_own(tmp_path, capsys):
+    reference = write(tmp_path, PRINTS)
+    load_tool(reference)
+    assert capsys.readouterr() == ("", "imported\nmade\n")
+    load_tool(reference, aside=False)
+    assert capsys.readouterr() == ("imported\nmade\n", "")
+
+
+def test_an_attribute_that_fails_when_it_is_looked_at_is_named_with_its_line(tmp_path):
+    code = PRINTS.replace(", slot_bytes", "").replace(", 8\n", "\n")
+    reference = write(tmp_path, code + "    @property\n    def slot_bytes(self): return 1 / 0\n")
+    with pytest.raises(InputError, match=r"printing.py:\d+: tool Printing: ZeroDivisionError"):
+        load_tool(reference)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"modules": None}, "modules: expected shell patterns, got None"),
+        ({"kernels": 5}, "kernels: expected shell patterns, got 5"),
+        ({"kernels": b"x"}, "kernels: expected shell patterns, got b'x'"),
+        ({"kernels": ["a", None]}, "kernels: expected shell patterns, got ['a', None]"),
+        ({"every": "2"}, "every: expected a whole number, got '2'"),
+        ({"every": True}, "every: expected a whole number, got True"),
+        ({"count": 2.0}, "count: expected a whole number, got 2.0"),
+        ({"count": None}, "count: expected a whole number, got None"),
+        ({"count": 0}, "count: expected at least 1, got 0"),
+        ({"device_bytes": 0}, "device-memory: expected at least 1 MiB (1,048,576 bytes), got 0"),
+        ({"hotness": "x"}, "hotness: expected True or False, got 'x'"),
+        ({"hotness": None}, "hotness: expected True or False, got None"),
+        ({"tool": 5}, "tool 5: is no subclass of pasta_otel.gpu.memory.tool.Tool"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_an_input_error(arguments, message):
+    with pytest.raises(InputError) as refused:
+        pasta_otel.analyze(**arguments)
+    assert str(refused.value) == message

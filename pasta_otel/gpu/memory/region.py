@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -105,7 +106,7 @@ class Analysis:
         from pasta_otel.gpu.memory.session import MEMORY_TOOL, Job, Session  # noqa: PLC0415 - numpy
 
         environ = {**os.environ, **self._settings()}
-        code = None if self._wanted is None else self._wanted.source
+        code = None if self._wanted is None else Path(self._wanted.source)
         found = library.find_library(environ), library.find_patch(environ, code)
         # every module is patched: a later block may want its GPU kernels
         everything = Selection((), 1, sys.maxsize, self._selection.device_bytes)

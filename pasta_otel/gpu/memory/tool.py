@@ -12,6 +12,7 @@ import importlib.util
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -96,6 +97,8 @@ class Record:
 _NOT_THE_USERS = ("<frozen", str(Path(__file__).parent), str(Path(importlib.__file__).parents[1]))
 """Beginnings of the names of files that are not a tool's: the interpreter's own, ours, the standard library's."""
 
+_MOST_INSTRUCTION = (1 << 31) - 1
+"""``Sanitizer_InstructionId`` is a C enum."""
 Out = TypeVar("Out", covariant=True)  # noqa: PLC0105 - the record out; its type checkers' name is of no use to readers
 
 
@@ -181,12 +184,13 @@ class Tool(ABC, Generic[Out]):
         return {int(instruction): name.encode() for instruction, name in self.optional.items()}
 
 
-def load_tool(reference: str, options: Mapping[str, Any] | None = None) -> Tool[Any]:
+def load_tool(reference: str, options: Mapping[str, Any] | None = None, *, aside: bool = True) -> Tool[Any]:
     """Return a new tool.
 
     Args:
         reference: ``package.module:Class`` or ``FILE.py:Class``.
         options: Keyword arguments of the class.
+        aside: Whether what it prints meanwhile goes to stderr: on stdout stands a report, or what a program writes.
 
     Raises:
         InputError: There is no such class, or it is no complete tool; says why, with file and line.
@@ -195,13 +199,14 @@ def load_tool(reference: str, options: Mapping[str, Any] | None = None) -> Tool[
     if not place or not name.isidentifier():
         raise InputError(f"expected FILE.py:CLASS or MODULE:CLASS, got {reference!r}", field="tool")
     try:
-        tool: Tool[Any] = _class(place, name)(**(options or {}))
+        with redirect_stdout(sys.stderr if aside else sys.stdout):
+            tool: Tool[Any] = _class(place, name)(**(options or {}))
+            check(tool, reference)
     except InputError:
         raise
     except (Exception, SystemExit) as error:  # a user's own code
         file, line = where(error)
         raise InputError(_words(error), file=file, line=line, field=f"tool {name}") from error
-    check(tool, reference)
     return tool
 
 
@@ -272,7 +277,29 @@ def check(tool: Any, reference: str) -> None:
     missing = [name for name in ("name", "source", "patches", "slot_bytes") if not hasattr(tool, name)]
     if missing:
         raise InputError(f"has no {', '.join(missing)}", field=field)
+    if not isinstance(tool.name, str) or not tool.name:
+        raise InputError(f"name must be a word, got {tool.name!r}", field=field)
+    if not isinstance(tool.source, str | Path):
+        raise InputError(f"source must be a path, got {tool.source!r}", field=field)
     if not Path(tool.source).is_file():
         raise InputError(f"{tool.source} does not exist", field=field)
-    if tool.slot_bytes <= 0 or tool.slot_bytes % 8:
-        raise InputError(f"slot_bytes must be a multiple of 8, got {tool.slot_bytes}", field=field)
+    size = tool.slot_bytes
+    if not isinstance(size, int) or isinstance(size, bool) or size <= 0 or size % 8:
+        raise InputError(f"slot_bytes must be a positive multiple of 8, got {size!r}", field=field)
+    _check_functions(tool, field)
+
+
+def _check_functions(tool: Tool[Any], field: str) -> None:
+    known = set(Instruction)
+    for name in ("patches", "optional"):
+        functions = getattr(tool, name)
+        if not isinstance(functions, Mapping):
+            raise InputError(f"{name} must be functions by instruction, got {functions!r}", field=field)
+        for instruction, function in functions.items():
+            number = isinstance(instruction, int) and 0 < instruction <= _MOST_INSTRUCTION
+            if not number or (name == "patches" and instruction not in known):  # a newer library may know others
+                raise InputError(f"{name}: {instruction!r} is no Instruction", field=field)
+            if not isinstance(function, str) or not (function.isidentifier() and function.isascii()):
+                raise InputError(f"{name}: {function!r} is no name of a device function", field=field)
+    if not tool.patches and not tool.optional:
+        raise InputError("patches and optional are empty: there is nothing to count", field=field)
