@@ -19,6 +19,7 @@ from pasta_otel.gpu.memory.report import MemoryReport, by_kernel, read_results
 from pasta_otel.gpu.memory.text import as_text
 from pasta_otel.gpu.memory.words import markup
 from tests.gpu.test_memory_gpu import BLOCKS, COUNTERS, SAMPLE, STREAMS, differences, firm, ours, tally
+from tests.memory_slots import words
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "sanitizer"
@@ -182,6 +183,24 @@ def test_gpu_kernels_that_read_by_tma_are_not_said_to_be_idle(tmp_path):
     assert "working set 4 KiB" not in text
     assert page.count("accesses by TMA are not counted") == len(unseen)
     assert "0% of all sectors" not in text
+    unknown = [one["symbol"] for one in report.as_dict()["gpu_kernels"] if one["working_set"] is None]
+    assert unknown == [kernel.name for kernel in report.kernels if kernel.reads_unseen]
+    assert sum(launch.working_set is None for launch in report.results[0].launches) == len(unseen)
+
+
+@pytest.mark.parametrize(
+    ("counters", "unseen"),
+    [
+        ({"other_tensor_map_copies": 1, "global_load": (9, 288, 36, 1152)}, True),
+        ({"other_wgmma_instructions": 1}, True),
+        ({"other_wgmma_instructions": 1, "global_atomic": (9, 9, 9, 36)}, True),
+        ({"other_wgmma_instructions": 1, "global_bulk_load": (1, 1, 32, 1024)}, False),
+        ({"other_wgmma_instructions": 1, "global_async_copy": (1, 32, 4, 128)}, False),
+        ({"shared_load_4": (1, 32, 1, 1)}, False),
+    ],
+)
+def test_accesses_that_are_not_counted_are_told_from_a_gpu_kernel_without_any(counters, unseen):
+    assert slots.accessed_unseen(words(**counters)) is unseen
 
 
 def test_names_of_torch_are_told_apart_and_keep_their_beginning(tmp_path):

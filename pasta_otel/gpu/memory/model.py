@@ -146,7 +146,7 @@ class Launch:
         caller: Who launched it.
         begin_unix_nano: When its first block began, by the device's clock put beside the host's; 0 = unknown.
         end_unix_nano: When its last block ended.
-        working_set: Bytes of the distinct 4 KiB pages that it touched; None where hotness was not counted.
+        working_set: Bytes of the distinct 4 KiB pages that it touched; None where that was not counted.
         tensors: Numbers of tensors and lane accesses to each, most first.
         ranges: Beginnings of 2 MiB ranges and lane accesses to each, by address.
         nodes: How many nodes of a CUDA graph, all of this GPU kernel, the counters are of; 0 = launched by itself.

@@ -228,7 +228,7 @@ def _working_set(report: MemoryReport) -> Iterator[str]:
         if launch.working_set is not None:
             most[column] = max(most.get(column, 0), launch.working_set)
     if not any(most.values()):
-        yield "<p>Hotness was not counted.</p>"
+        yield "<p>No working set was counted.</p>"
         return
     yield columns_over_time(most, _axis(report), "working set")
 
@@ -253,8 +253,7 @@ def _row(kernel: KernelMemory, label: str) -> str:
         f"{kernel.sectors:,}",
         *("-" if one is None else f"{one:.0%}" for one in shares),
     ]
-    known = kernel.working_set is not None and not kernel.reads_unseen
-    cells.append(size(kernel.working_set or 0) if known else "-")
+    cells.append("-" if kernel.working_set is None else size(kernel.working_set))
     cells.append(duration(kernel.device_ns) if kernel.timed else "-")
     numbers = "".join(f'<td class="n">{cell}</td>' for cell in cells)
     name = f'<b title="{markup(kernel.name)}">{markup(label)}</b>'

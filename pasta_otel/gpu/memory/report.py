@@ -14,7 +14,7 @@ from pasta_otel.gpu.memory.findings import MemoryFinding, find
 from pasta_otel.gpu.memory.hot import HotTensor, Timeline, hot_ranges, hot_tensors, hottest_tensor, label_of, timeline
 from pasta_otel.gpu.memory.model import Accesses, Launch, accesses
 from pasta_otel.gpu.memory.results import ProcessResult, executions, read_document, read_results
-from pasta_otel.gpu.memory.slots import total
+from pasta_otel.gpu.memory.slots import accessed_unseen, total
 from pasta_otel.gpu.memory.words import clip
 
 __all__ = ["KernelMemory", "MemoryReport", "ProcessResult", "by_kernel", "ratios", "read_document", "read_results"]
@@ -58,11 +58,12 @@ class KernelMemory:
         spans: OpenTelemetry spans that it was launched in (``trace id-span id``), and how often.
         modules: Torch modules that launched it, and how often.
         tensors: Labels of tensors, and lane accesses to each.
-        working_set: Bytes touched by the launch that touched most; None where hotness was not counted.
+        working_set: Bytes touched by the launch that touched most; None where that was not counted.
         device_ns: From begin to end on the device, summed over the launches whose own times are known. Analysis slows
             them.
         timed: How many launches' times are known.
         wanted: Launches in all that patterns fit, whether analysed or not; 0 where unknown.
+        reads_unseen: Whether a launch accessed memory in a way that is not counted (``slots.accessed_unseen``).
     """
 
     name: str
@@ -77,22 +78,12 @@ class KernelMemory:
     device_ns: int = 0
     timed: int = 0
     wanted: int = 0
+    reads_unseen: bool = False
 
     @property
     def sectors(self) -> int:
         """Return the 32-byte sectors touched, which orders the report."""
         return sectors(self.accesses)
-
-    @property
-    def reads_unseen(self) -> bool:
-        """Return whether it accessed global memory in a way that is not counted: by tensor maps (TMA).
-
-        Its tensor-map copies say so, where the Sanitizer tells of them. Else it has ``wgmma`` instructions, whose
-        matrices come from global memory, and not one counted read of that: what brought them was not counted.
-        """
-        other, of_kind = self.accesses.other, self.accesses.global_
-        reads = sum(of_kind[kind].requests for kind in ("load", "async_copy", "bulk_load"))
-        return bool(other["tensor_map_copies"] or (other["wgmma_instructions"] and not reads))
 
     def ratios(self) -> dict[str, float | None]:
         """Return the ratios that the findings judge."""
@@ -166,6 +157,7 @@ def _kernel(name: str, same: Sequence[Launch], tensors: Counts) -> KernelMemory:
         max((launch.working_set for launch in same if launch.working_set is not None), default=None),
         sum(launch.end_unix_nano - launch.begin_unix_nano for launch in timed),
         len(timed),
+        reads_unseen=any(accessed_unseen(launch.words) for launch in same),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pasta_otel.gpu.memory.callers import Caller
 from pasta_otel.gpu.memory.model import Launch, Tensor
+from pasta_otel.gpu.memory.slots import accessed_unseen
 
 TOOL = "memory"
 _UNSET = 1 << 63
@@ -150,7 +151,7 @@ def _launch(one: Mapping[str, Any], clock: DeviceClock | None, seen: dict[tuple[
         Caller(one["time_unix_nano"], one["source"], one["span"], one["module"]),
         begin + offset if timed else 0,
         max(begin, end) + offset if timed else 0,
-        result.get("working_set"),
+        None if accessed_unseen(words) else result.get("working_set"),
         tensors,
         ranges,
         one.get("nodes", 0),

@@ -81,6 +81,16 @@ def total(rows: Iterable[Sequence[int]]) -> tuple[int, ...]:
     return tuple(max(column) if at >= _RAISED else sum(column) for at, column in enumerate(columns))
 
 
+def accessed_unseen(words: Sequence[int]) -> bool:
+    """Return whether global memory was accessed in a way that is not counted: by tensor maps (TMA).
+
+    Its copies by a tensor map say so, where the Sanitizer tells of them. Else there are ``wgmma`` instructions, whose
+    matrices come from global memory, and not one counted read of that: what brought them was not counted.
+    """
+    reads = sum(words[GLOBAL[kind]] for kind in ("load", "async_copy", "bulk_load"))
+    return bool(words[OTHER["tensor_map_copies"]] or (words[OTHER["wgmma_instructions"]] and not reads))
+
+
 def header(table: int) -> bytes:
     """Return the header that asks for hotness.
 

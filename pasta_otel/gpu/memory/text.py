@@ -118,7 +118,7 @@ def _facts(kernel: KernelMemory, every: int) -> Iterator[str]:
         yield "accesses by TMA not counted"
     else:
         yield f"{kernel.sectors / every:.0%} of all sectors"
-    if kernel.working_set is not None and not kernel.reads_unseen:
+    if kernel.working_set is not None:
         yield f"working set {size(kernel.working_set)}"
     if kernel.timed:
         yield f"{duration(kernel.device_ns)} under analysis"
