@@ -564,3 +564,59 @@ def test_slabs_never_take_more_than_the_device_memory_allowed(words, allowed):
     collector = Collector(FakeDevice(), "patch", Selection(device_bytes=allowed), tool)
     assert collector.slab_slots >= 1
     assert 1 <= collector._most_slabs <= allowed // collector.slab_bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.one_of(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.none()), max_size=30),
+    st.integers(1, 4),
+    st.integers(1, 12),
+)
+def test_nodes_that_are_not_chosen_count_nowhere_whatever_an_earlier_graph_had(graphs, every, count):
+    program = Program(Selection(every=every, count=count))
+    nodes = 0
+    for values in graphs:
+        if values is None:
+            program.synchronize()
+        else:
+            program.graph(values, names=("neg", "add"))
+            nodes += len(values)
+    program.collector.finish()
+    assert program.exact
+    analysed = sum(launch.nodes for launch, _ in program.collector.launches)
+    assert analysed + program.collector.skipped.total() == program.collector.seen == nodes
+
+
+def test_a_plain_launch_that_is_not_chosen_takes_the_slot_of_a_graph_from_its_function():
+    program = Program(Selection(every=2))
+    program.graph([1])
+    launch = LaunchData(context=CONTEXT, stream_handle=1, name=b"node", function=1)
+    program.tell(Domain.LAUNCH, LaunchCallback.BEGIN, launch)
+    assert program.device.of_function == {1: 0}
+    program.collector.finish()
+    assert program.values == [1]
+
+
+def test_a_graph_whose_header_fails_counts_nowhere():
+    program = Program()
+    program.graph([1, 2])
+    program.tool.header = bad_header("raises")
+    program.graph([3, 4, 5])
+    program.collector.finish()
+    assert program.values == [3]
+    assert program.exact
+    assert program.collector.skipped == {"header": 3}
+
+
+def test_a_launch_that_is_not_chosen_leaves_a_graph_that_another_thread_launches_alone():
+    program = Program(Selection(every=2))
+    launch = LaunchData(context=CONTEXT, stream_handle=2, name=b"node", function=1)
+
+    def between():
+        other = threading.Thread(target=program.tell, args=(Domain.LAUNCH, LaunchCallback.BEGIN, launch))
+        other.start()
+        other.join()
+
+    program.graph([5], between=between)
+    program.collector.finish()
+    assert program.values == [5]

@@ -133,7 +133,7 @@ class Collector:
         self._lock = OwnedLock()
         self._patching = threading.Lock()  # the API wants patching serialised; no launch waits for this one
         self._open: dict[int, list[Slab]] = {}
-        self._in_graph: dict[int, dict[int, tuple[Slab, int]]] = {}
+        self._in_graph: dict[int, dict[int, tuple[Slab, int] | str]] = {}
         self._of_function: dict[int, int] = {}
         self._problems: set[str] = set()
         self.active = True
@@ -212,16 +212,17 @@ class Collector:
             with self._lock:
                 self._release()
 
-    def _node(self, data: LaunchData, given: dict[int, tuple[Slab, int]]) -> None:
+    def _node(self, data: LaunchData, given: dict[int, tuple[Slab, int] | str]) -> None:
         held = given.get(data.function)
         if held is None:
-            held = self._begin(data, graph=True)
-            if held is not None:
-                given[data.function] = held
+            given[data.function] = self._begin(data, graph=True)
             return
-        slab, index = held
         with self._lock:
             self.seen += 1
+            if isinstance(held, str):  # a slot for this node would count the refused ones too
+                self.skipped[held] += 1
+                return
+            slab, index = held
             launch = slab.pending[index]
             if launch is not None:
                 slab.pending[index] = replace(launch, nodes=launch.nodes + 1)
@@ -254,7 +255,23 @@ class Collector:
             self._report(f"this GPU cannot be analysed: {error}")
         return context
 
-    def _begin(self, data: LaunchData, *, graph: bool = False) -> tuple[Slab, int] | None:
+    def _begin(self, data: LaunchData, *, graph: bool = False) -> tuple[Slab, int] | str:
+        """Give a launch its slot and return it, or why it has none."""
+        held = self._try(data, graph=graph)
+        if isinstance(held, str):
+            self._forget_function(data.function)
+        return held
+
+    def _forget_function(self, function: int) -> None:
+        """Take the slot that an earlier graph's launch gave to a function: this launch would count there."""
+        if any(isinstance(given.get(function), tuple) for given in list(self._in_graph.values())):
+            return  # another thread's graph is about to count there
+        with self._lock:
+            given = self._of_function.pop(function, None)
+        if given is not None:
+            self._device.give_function_slot(function, 0)
+
+    def _try(self, data: LaunchData, *, graph: bool) -> tuple[Slab, int] | str:
         context, name = self._contexts.get(data.context), _name(data)
         asks = self._chooser.asks_for_modules or self._blocks.asks_for_modules
         launcher = self._who() if asks and self.active else None
@@ -264,11 +281,11 @@ class Collector:
             reason = self._refusal(context, count, name, launcher.module if launcher else "")
             if reason or context is None:
                 self.skipped[reason] += 1
-                return None
+                return reason
         held = self._slab(context, data)
         if held is None:
             self._lose("device_memory", count)
-            return None
+            return "device_memory"
         slab, index = held
         launcher = launcher or self._who()
         with self._lock:
@@ -277,9 +294,10 @@ class Collector:
         try:
             self._fill(data, slab, slab.address + index * self._tool.slot_bytes, regions, graph=graph)
         except PastaError as error:
-            self._lose("header" if isinstance(error, InputError) else "slot", count)
+            reason = "header" if isinstance(error, InputError) else "slot"
+            self._lose(reason, count)
             self._report(f"a launch cannot be analysed: {error}")
-            return None
+            return reason
         # only now: of a launch without its slot nothing would be counted, and that must not be read as zeros
         shape = (tuple(data.grid), tuple(data.block))
         with self._lock:
