@@ -381,3 +381,41 @@ def test_what_a_tool_prints_while_it_loads_mixes_with_no_report_and_with_no_outp
     done = analyze('launch("k"); print("ran")', "--output", str(tmp_path / "report.txt"), tool=reference)
     assert done.stdout == "ran\n"
     assert "imported" not in (tmp_path / "report.txt").read_text()
+
+
+def test_a_tools_report_that_fails_leaves_the_programs_code(analyze, tmp_path):
+    reference = mine(tmp_path, tool=MINE + "    def report(self, results):\n        return results['x']\n")
+    done = analyze('launch("k"); raise SystemExit(7)', tool=reference)
+    assert done.returncode == 7
+    assert "report: TypeError" in done.stderr
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_tools_report_whose_file_fails_is_on_stdout_and_a_wrong_file_is_refused_before(analyze, tmp_path, form):
+    done = analyze('launch("k"); raise SystemExit(7)', *form, "--output", "/dev/full")
+    assert done.returncode == 7
+    assert "nonfinite" in done.stdout
+    assert "/dev/full: --output: No space left on device" in done.stderr
+    refused = analyze('print("ran")', *form, "--output", str(tmp_path / "missing" / "report"))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--output: No such file or directory" in refused.stderr
+
+
+def test_an_impossible_analysis_by_a_tool_leaves_no_old_report_behind(analyze, tmp_path):
+    target = tmp_path / "report"
+    target.write_text("yesterday's")
+    missing = {"PASTA_SANITIZER_LIBRARY": "/nonexistent.so"}
+    assert analyze("pass", "--json", "--output", str(target), **missing).returncode == 3
+    report = json.loads(target.read_text())
+    assert report["launches"] == {"seen": 0, "analysed": 0, "skipped": {}}
+    assert "does not exist" in report["problems"][0]
+    analyze("pass", "--output", str(target), **missing)
+    assert target.read_text().startswith("not analysed by nonfinite: /nonexistent.so")
+
+
+def test_a_process_that_died_under_a_tool_is_named_and_so_are_names_to_choose_from(analyze):
+    died = analyze('launch("k"); os._exit(0)')
+    assert died.returncode == 3
+    assert "not analysed by nonfinite: no result of process" in died.stderr
+    none = analyze('launch("_Z4normPf")', "--kernel", "softmax")
+    assert "none of 1 launches was chosen by --kernel; there were norm" in none.stderr
