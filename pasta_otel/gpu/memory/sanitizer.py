@@ -238,6 +238,11 @@ class Sanitizer:
         if any(codes):  # the only way left
             self._functions["sanitizerUnsubscribe"](self._subscriber)
 
+    def cancel(self) -> None:
+        """Have no more callbacks, and give the subscription back: nothing was patched."""
+        self.stop()
+        self._functions["sanitizerUnsubscribe"](self._subscriber)
+
     def add_patches(self, file: str, context: int) -> None:
         """Load the device functions into a context."""
         self._call("sanitizerAddPatchesFromFile", file.encode(), context)

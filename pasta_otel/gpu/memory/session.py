@@ -103,8 +103,12 @@ class Session:
         """
         if environ.get(INJECTED):
             raise MissingError(f"not available, CUPTI is active: {INJECTED}={environ[INJECTED]}")
-        check_driver()
-        self._sanitizer.subscribe(self.collector.on_event)
+        self._sanitizer.subscribe(self.collector.on_event)  # before anything of ours touches the driver
+        try:
+            check_driver()
+        except MissingError:
+            self._sanitizer.cancel()
+            raise
         self._tensors.raw = self._sanitizer.raw
         _started.append(self)
         self._layers = follow(self._tensors)
