@@ -51,4 +51,11 @@ def document(
 ) -> dict[str, Any]:
     """Return a process' document."""
     counts = {"tool": "memory", "seen": len(launches), "skipped": {}, "waits": 0, "unpatched": 0, "not_counted": []}
-    return {**counts, "problems": [], "command": ["train.py"], "launches": launches, "tables": {"tensors": tensors or []}, **more}
+    return {
+        **counts,
+        "problems": [],
+        "command": ["train.py"],
+        "launches": launches,
+        "tables": {"tensors": tensors or []},
+        **more,
+    }
