@@ -9,43 +9,25 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
-from pasta_otel.gpu.memory.follow_torch import Allocations
+from pasta_otel.gpu.memory.follower import Follower
 
 HOOKS = "cupy.cuda.memory_hook"
 NAME = "pasta_otel"
 
 
-class FollowCupy:
-    """Installs a memory hook in every thread.
+class FollowCupy(Follower):
+    """Installs a memory hook in every thread."""
 
-    Args:
-        tensors: Is told.
-        place: Says in the allocating thread: line of the program, module that is running.
-        report: Is told what goes wrong.
-        modules: ``sys.modules``.
-    """
-
-    def __init__(
-        self,
-        tensors: Allocations,
-        place: Callable[[], tuple[str, str]],
-        report: Callable[[object], None],
-        modules: dict[str, ModuleType] | None = None,
-    ) -> None:
-        self._tensors, self._place, self._report = tensors, place, report
-        self._modules = sys.modules if modules is None else modules
-        self._hook: Any = None
+    _hook: Any
 
     def start(self) -> None:
         """Begin to follow, in this thread and in those yet to be started."""
         hooks: Any = self._modules.get(HOOKS) or import_module(HOOKS)
-        self._hook = _hook_class(hooks.MemoryHook)(self._tensors, self._place, self._report)
+        self._hook = _hook_class(hooks.MemoryHook)(self)
         self.follow_thread()
         if threading.getprofile() is None:  # else somebody else needs that place: their threads are not followed
             threading.setprofile(self._thread_begins)
@@ -71,24 +53,15 @@ def _hook_class(base: Any) -> Any:
 
         name = NAME
 
-        def __init__(
-            self, tensors: Allocations, place: Callable[[], tuple[str, str]], report: Callable[[object], None]
-        ) -> None:
-            self._tensors, self._place, self._report = tensors, place, report
+        def __init__(self, follower: Follower) -> None:
+            self._follower = follower
 
         def malloc_postprocess(self, *, size: int, mem_ptr: int, **_: object) -> None:
             """Note an allocation."""
-            try:
-                source, module = self._place()
-                self._tensors.allocated(mem_ptr, size, source=source, module=module)
-            except Exception as error:  # noqa: BLE001 - the program goes on
-                self._report(error)
+            self._follower.noted(mem_ptr, lambda: size)
 
         def free_preprocess(self, *, mem_ptr: int, **_: object) -> None:
             """Note a free, before another thread can have the memory."""
-            try:
-                self._tensors.freed(mem_ptr)
-            except Exception as error:  # noqa: BLE001 - as above
-                self._report(error)
+            self._follower.freed(mem_ptr)
 
     return Hook

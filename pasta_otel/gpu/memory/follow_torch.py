@@ -8,46 +8,20 @@ side, or the allocator keeps no such statistics (cudaMallocAsync), it stays unkn
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from importlib import import_module
-from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
+
+from pasta_otel.gpu.memory.follower import Follower
 
 TRACE = "torch.cuda._gpu_trace"
 
 
-class Allocations(Protocol):
-    """Is told of tensors."""
+class FollowTorch(Follower):
+    """The receiver of the allocator's trace."""
 
-    def allocated(self, address: int, size: int, *, source: str = "", module: str = "") -> None:
-        """Take note of a new one."""
-
-    def freed(self, address: int) -> None:
-        """Take note of its end."""
-
-
-class FollowTorch:
-    """The receiver of the allocator's trace.
-
-    Args:
-        tensors: Is told.
-        place: Says in the allocating thread: line of the program, module that is running.
-        report: Is told what goes wrong.
-        modules: ``sys.modules``.
-    """
-
-    def __init__(
-        self,
-        tensors: Allocations,
-        place: Callable[[], tuple[str, str]],
-        report: Callable[[object], None],
-        modules: dict[str, ModuleType] | None = None,
-    ) -> None:
-        self._tensors, self._place, self._report = tensors, place, report
-        self._modules = sys.modules if modules is None else modules
-        self._core: Any = None
-        self._seen: dict[int, tuple[int, int]] = {}
+    _core: Any
+    _seen: dict[int, tuple[int, int]]
+    """By device: allocations and bytes counted so far."""
 
     def start(self) -> None:
         """Begin to follow; a PyTorch without CUDA has nothing to follow."""
@@ -55,25 +29,14 @@ class FollowTorch:
         if not hasattr(core, "_cuda_memoryStats"):
             return
         trace = import_module(TRACE)
-        self._core = core
+        self._core, self._seen = core, {}
         trace.register_callback_for_memory_allocation(self.allocated)
         trace.register_callback_for_memory_deallocation(self.freed)
         core._activate_gpu_trace()
 
     def allocated(self, address: int) -> None:
         """Note an allocation (the trace's callback)."""
-        try:
-            source, module = self._place()
-            self._tensors.allocated(address, self._size(), source=source, module=module)
-        except Exception as error:  # noqa: BLE001 - the program goes on
-            self._report(error)
-
-    def freed(self, address: int) -> None:
-        """Note a free (the trace's callback)."""
-        try:
-            self._tensors.freed(address)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._report(error)
+        self.noted(address, self._size)
 
     def _size(self) -> int:
         """Return the bytes asked for, if one allocation alone was counted since the last look; else 0."""
