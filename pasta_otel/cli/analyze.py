@@ -15,7 +15,17 @@ import click
 
 from pasta_otel import semconv
 from pasta_otel.cli.analyze_out import Targets
-from pasta_otel.cli.analyze_run import CONTEXT, IMPOSSIBLE, Request, prepare, run, selecting, unfinished, why_nothing
+from pasta_otel.cli.analyze_run import (
+    CONTEXT,
+    IMPOSSIBLE,
+    Request,
+    prepare,
+    reporting,
+    run,
+    selecting,
+    unfinished,
+    why_nothing,
+)
 from pasta_otel.cli.analyze_tool import tool
 from pasta_otel.cli.run import resolve
 from pasta_otel.errors import PastaError
@@ -39,10 +49,8 @@ command.add_command(tool)
 
 @command.command("memory", context_settings=CONTEXT)
 @selecting
-@click.option("--regions", is_flag=True, help="Only launches inside `with pasta_otel.analyze()` blocks of the program.")
 @click.option("--hotness/--no-hotness", default=True, help="Count by 2 MiB range and by tensor too.", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Report as one JSON document; CMD's stdout goes to stderr.")
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there.")
+@reporting
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Also write the report as a page there.")
 @click.option("--otlp", is_flag=True, help="Send spans and metrics to the server of OTEL_EXPORTER_OTLP_*.")
 @click.argument("command", metavar="CMD [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)

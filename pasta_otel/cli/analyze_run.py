@@ -37,6 +37,9 @@ def selecting(function: _Command) -> _Command:
     """Add the options that choose launches."""
     for option in (
         click.option(
+            "--regions", is_flag=True, help="Only launches inside `with pasta_otel.analyze()` blocks of the program."
+        ),
+        click.option(
             "--device-memory", default=64, show_default=True, help="MiB of device memory for results, a process."
         ),
         click.option("--count", default=10_000, show_default=True, help="Analyse at most so many launches a process."),
@@ -50,6 +53,18 @@ def selecting(function: _Command) -> _Command:
         ),
         click.option(
             "--kernel", "names", multiple=True, metavar="PATTERN", help="Shell pattern of GPU kernel names; repeats."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def reporting(function: _Command) -> _Command:
+    """Add the options that say where the report goes, and how."""
+    for option in (
+        click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there."),
+        click.option(
+            "--json", "as_json", is_flag=True, help="Report as one JSON document; CMD's stdout goes to stderr."
         ),
     ):
         function = option(function)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pasta_otel.cli.analyze_out import Targets
-from pasta_otel.cli.analyze_run import IMPOSSIBLE, Request, prepare, run, selecting, unfinished, why_nothing
+from pasta_otel.cli.analyze_run import IMPOSSIBLE, Request, prepare, reporting, run, selecting, unfinished, why_nothing
 from pasta_otel.cli.run import resolve
 from pasta_otel.errors import InputError
 
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 @click.command("tool")
 @selecting
-@click.option("--regions", is_flag=True, help="Only launches inside `with pasta_otel.analyze()` blocks of the program.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Argument of the class; repeats.")
-@click.option("--json", "as_json", is_flag=True, help="Report as one JSON document; CMD's stdout goes to stderr.")
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there.")
+@reporting
 @click.argument("tool", metavar="FILE.py:CLASS")
 @click.argument("command", metavar="CMD [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
 def tool(  # noqa: PLR0913 - one parameter an option
