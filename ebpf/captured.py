@@ -37,7 +37,7 @@ class Captured:
     def text(self) -> str:
         """Return it as text."""
         with self._lock:
-            while not self._over.is_set() and select.select([self._fd], [], [], 0)[0]:
+            while not self._over.is_set() and _readable(self._fd, 0):
                 self._take()
             return self._kept.decode("utf-8", "replace")
 
@@ -50,9 +50,9 @@ class Captured:
 
     def _read(self) -> None:
         while not self._over.is_set():
-            select.select([self._fd], [], [], 1.0)
+            _readable(self._fd, 1000)
             with self._lock:
-                if not self._over.is_set() and select.select([self._fd], [], [], 0)[0]:
+                if not self._over.is_set() and _readable(self._fd, 0):
                     self._take()
         os.close(self._fd)
 
@@ -88,6 +88,13 @@ def captured_output() -> Iterator[Captured]:
             for number, copy in kept.items():
                 _put_back(number, copy)
             _tell(captured.end())
+
+
+def _readable(fd: int, wait_ms: int) -> bool:
+    """Tell whether there is something to read, or the end; select() cannot be asked about descriptors from 1024 on."""
+    asked = select.poll()
+    asked.register(fd, select.POLLIN)
+    return bool(asked.poll(wait_ms))
 
 
 def _tell(said: bytes) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -80,6 +81,7 @@ def test_no_descriptor_is_left_open():
 
 CLOSED = """
 import os
+import resource
 os.close(1); os.close(2)
 from pasta_otel.ebpf.captured import captured_output
 with captured_output() as said:
@@ -100,3 +102,19 @@ def test_outputs_that_were_closed_are_closed_again():
     assert done.returncode in {0, 120}  # Python itself has no output to flush then
     with os.fdopen(read, "rb") as told:
         assert told.read() == b"whywhy"
+
+
+def test_a_process_with_many_descriptors_captures_too():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("fewer than 2048 descriptors are allowed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with captured_output() as said:
+            write(2, b"why")
+            assert said.text == "why"
+    finally:
+        for number in opened:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
