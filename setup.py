@@ -12,7 +12,7 @@ from setuptools.command.build_py import build_py
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 LIMITED = [] if FREE_THREADED else [("Py_LIMITED_API", "0x030B0000")]
 
-# Without a compiler the package is built as pure Python (and tagged so): all of it but GPU kernel capture works. A
+# Without a compiler the package is built as pure Python (and tagged so): all of it but GPU kernel capture and memory analysis works. A
 # compiler that fails is an error, and PASTA_NATIVE=require makes a missing one an error too: releases set it.
 COMPILER = os.environ.get("CC", sysconfig.get_config_var("CC") or "cc").split()[0]
 HEADERS = Path(sysconfig.get_path("include")) / "Python.h"
@@ -70,7 +70,7 @@ setup(
     cmdclass={"build_py": BuildWithProbes},
     ext_modules=[
         extension("_cupti", ("module", "rows", "decode", "live"), ("rows", "decode", "live")),
-        extension("_sanitizer", ("sanitizer",)),
+        extension("_sanitizer", ("sanitizer", "calls", "patches", "notes"), ("calls", "patches", "notes")),
     ]
     if NATIVE
     else [],

@@ -24,7 +24,8 @@ from benchmarks.gpu.memory_host import KINDS, RECORD, Compiled, by_numpy, heat_b
 from pasta_otel.gpu.memory import library
 from pasta_otel.gpu.memory.collector import Collector
 from pasta_otel.gpu.memory.counters import MemoryTool
-from pasta_otel.gpu.memory.sanitizer import Domain, LaunchCallback, LaunchData, ModuleData, Resource, Sanitizer
+from pasta_otel.gpu.memory.native import Call, CallData
+from pasta_otel.gpu.memory.sanitizer import Sanitizer
 from pasta_otel.gpu.memory.selection import Selection
 from pasta_otel.gpu.memory.slots import CONTENTION, GLOBAL, STRIDES, WORST, total
 from pasta_otel.gpu.memory.tensors import Tensors
@@ -83,8 +84,8 @@ def slots(*, hotness: bool = False) -> dict[str, Any]:
     tool = MemoryTool(hotness=hotness, tensors=tensors)
     sanitizer = Sanitizer(library.find_library(), tool.functions, tool.optional_functions)
     problems: list[str] = []
-    collector = Collector(sanitizer, library.find_patch(), Selection(), tool, on_problem=problems.append)
-    sanitizer.subscribe(collector.on_event)
+    collector = Collector(sanitizer, Selection(), tool, on_problem=problems.append)
+    sanitizer.subscribe(collector.on_call, library.find_patch())
     found = {}
     for name, operation in operations(lambda x: tensors.allocated(x.data_ptr(), x.nbytes)).items():
         operation()
@@ -123,19 +124,18 @@ class Trace:
 
     def __init__(self, patch: str) -> None:
         self.sanitizer = Sanitizer(library.find_library(), {3: b"TraceGlobal"})
-        self.patch, self.buffer, self.armed, self.problems = patch, 0, False, []
-        self.sanitizer.subscribe(self.on_event)
+        self.buffer, self.armed, self.problems = 0, False, []
+        self.sanitizer.subscribe(self.on_call, patch)
 
-    def on_event(self, domain: int, event: int, data: int) -> None:
+    def on_call(self, call: int, data: int) -> None:
+        if call != Call.LAUNCH_ENTER:
+            return
         try:
-            if (domain, event) == (Domain.RESOURCE, Resource.MODULE_LOADED):
-                module = ModuleData.from_address(data)
-                if not self.buffer:
-                    self.sanitizer.add_patches(self.patch, module.context)
-                    self.buffer = self.sanitizer.allocate(module.context, HEADER_BYTES + CAPACITY * RECORD.itemsize)
-                self.sanitizer.patch(module.module)
-            elif (domain, event) == (Domain.LAUNCH, LaunchCallback.BEGIN) and self.armed:
-                self.sanitizer.give_slot(LaunchData.from_address(data), self.buffer)
+            if not self.buffer:
+                context = CallData.from_address(data).context
+                self.buffer = self.sanitizer.allocate(context, HEADER_BYTES + CAPACITY * RECORD.itemsize)
+            if self.armed:
+                self.sanitizer.give_memory(self.buffer)
         except Exception as error:
             self.problems.append(str(error))
 

@@ -1,79 +1,177 @@
-/* The first receiver of the Sanitizer's callbacks: it takes what must not wait for Python, and hands on the rest.
- *
- * An allocator that holds its lock while it calls the driver (PyTorch's does, for cudaMalloc and cudaFree) would wait for
- * Python's interpreter lock in a callback written in Python, while a thread that has that lock waits for the allocator's.
- * So allocations are put into a list here, which Python takes when it likes; resource events that nobody reads end here.
- */
+/* The native part of memory analysis for Python: what calls.h, patches.h and notes.h do. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include <pthread.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef void (*callback)(void *, int, uint32_t, const void *);
+#include "calls.h"
+#include "notes.h"
+#include "patches.h"
 
-enum { RESOURCE = 3, MEMORY_ALLOC = 11, MEMORY_FREE = 12, MOST_EVENTS = 1 << 20 };
+static char driver_file[4096];
 
-typedef struct {
-  uint64_t freed, address, size;
-} event;
-
-static callback next_receiver;
-static uint64_t wanted_resources; /* one bit for each callback id of the resource domain */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* never held while anything else is waited for */
-static event *events;
-static size_t used, room;
-static uint64_t lost;
-
-static void note(uint32_t id, const void *data) {
-  event one = {id == MEMORY_FREE, 0, 0};
-  memcpy(&one.address, data, sizeof one.address); /* Sanitizer_ResourceMemoryData: address, size */
-  memcpy(&one.size, (const char *)data + sizeof one.address, sizeof one.size);
-  pthread_mutex_lock(&lock);
-  if (used == room && room < MOST_EVENTS) {
-    size_t more = room ? 2 * room : 256;
-    event *larger = realloc(events, more * sizeof *larger);
-    if (larger) events = larger, room = more;
-  }
-  if (used < room)
-    events[used++] = one;
-  else
-    lost++;
-  pthread_mutex_unlock(&lock);
-}
-
-static void receive(void *user, int domain, uint32_t id, const void *data) {
-  if (domain == RESOURCE) {
-    if (id == MEMORY_ALLOC || id == MEMORY_FREE) {
-      note(id, data);
-      return;
-    }
-    if (id >= 64 || !(wanted_resources >> id & 1)) return;
-  }
-  next_receiver(user, domain, id, data);
-}
-
-static PyObject *before(PyObject *self, PyObject *arguments) {
-  unsigned long long address, mask;
+static PyObject *receiver(PyObject *self, PyObject *arguments) {
+  unsigned long long python, allocate, clear, write, set_launch, set_function, stream_handle;
+  const char *driver;
+  pasta_receiver to = {0};
   (void)self;
-  if (!PyArg_ParseTuple(arguments, "KK", &address, &mask)) return NULL;
-  next_receiver = (callback)(uintptr_t)address;
-  wanted_resources = mask;
-  return PyLong_FromVoidPtr((void *)receive);
+  if (!PyArg_ParseTuple(arguments, "KKKKKKKs", &python, &allocate, &clear, &write, &set_launch, &set_function, &stream_handle,
+                        &driver))
+    return NULL;
+  if (strlen(driver) >= sizeof driver_file)
+    return PyErr_SetString(PyExc_ValueError, "the driver's path is too long"), NULL;
+  strcpy(driver_file, driver);
+  to.driver = driver_file;
+  to.python = (pasta_callback)(uintptr_t)python;
+  to.allocate = (int (*)(void *, void **, size_t))(uintptr_t)allocate;
+  to.clear = (int (*)(void *, int, size_t, void *))(uintptr_t)clear;
+  to.write = (int (*)(void *, const void *, size_t, void *))(uintptr_t)write;
+  to.set_launch = (int (*)(void *, void *, void *, void *))(uintptr_t)set_launch;
+  to.set_function = (int (*)(void *, void *))(uintptr_t)set_function;
+  to.stream_handle = (int (*)(void *, void *, void **))(uintptr_t)stream_handle;
+  pasta_receive_for(&to);
+  return PyLong_FromVoidPtr((void *)pasta_receive);
 }
 
-static PyObject *take(PyObject *self, PyObject *nothing) {
+/* Read (instruction, optional, function). */
+static int read_patch(PyObject *item, pasta_patch *one) {
+  const char *function;
+  if (!PyArg_ParseTuple(item, "ips", &one->instruction, &one->optional, &function)) return -1;
+  one->function = strdup(function);
+  return one->function ? 0 : (PyErr_NoMemory(), -1);
+}
+
+static int read_text(PyObject *item, char **one) {
+  PyObject *bytes = PyUnicode_AsUTF8String(item);
+  const char *text = bytes ? PyBytes_AsString(bytes) : NULL;
+  *one = text ? strdup(text) : NULL;
+  Py_XDECREF(bytes);
+  return *one ? 0 : -1;
+}
+
+static PyObject *patch_with(PyObject *self, PyObject *arguments) {
+  unsigned long long add, instructions, module;
+  const char *file;
+  PyObject *patches, *texts;
+  pasta_patching how = {0};
+  (void)self;
+  if (!PyArg_ParseTuple(arguments, "KKKsOO", &add, &instructions, &module, &file, &patches, &texts)) return NULL;
+  Py_ssize_t patch_count = PySequence_Size(patches), text_count = PySequence_Size(texts);
+  if (patch_count < 0 || text_count < 0) return NULL;
+  how.add = (int (*)(const char *, void *))(uintptr_t)add;
+  how.instructions = (int (*)(int, void *, const char *))(uintptr_t)instructions;
+  how.module = (int (*)(void *))(uintptr_t)module;
+  how.file = strdup(file);
+  how.patches = calloc((size_t)patch_count + 1, sizeof *how.patches);
+  how.texts = calloc((size_t)text_count + 1, sizeof *how.texts);
+  int bad = !how.file || !how.patches || !how.texts;
+  for (Py_ssize_t at = 0; !bad && at < patch_count; at++) {
+    PyObject *item = PySequence_GetItem(patches, at);
+    bad = !item || read_patch(item, &how.patches[how.count++]);
+    Py_XDECREF(item);
+  }
+  for (Py_ssize_t at = 0; !bad && at < text_count; at++) {
+    PyObject *item = PySequence_GetItem(texts, at);
+    bad = !item || read_text(item, &how.texts[how.text_count++]);
+    Py_XDECREF(item);
+  }
+  if (bad) return PyErr_Occurred() ? NULL : PyErr_NoMemory(); /* what was read is lost: this happens once, or never */
+  pasta_patch_with(&how);
+  Py_RETURN_NONE;
+}
+
+static PyObject *stop(PyObject *self, PyObject *nothing) {
   (void)self, (void)nothing;
-  pthread_mutex_lock(&lock);
-  event *taken = events;
-  size_t count = used;
-  events = NULL, used = room = 0;
-  pthread_mutex_unlock(&lock);
+  pasta_listen(0);
+  Py_RETURN_NONE;
+}
+
+static PyObject *outside(int code) {
+  if (!code) Py_RETURN_NONE;
+  return PyErr_SetString(PyExc_RuntimeError, "not in a call that is being entered"), NULL;
+}
+
+/* Read (slab, turn, slab_bytes, offset, header). */
+static int read_slot(PyObject *item, pasta_slot *slot) {
+  Py_ssize_t slab_bytes, header_size;
+  unsigned long long offset;
+  const char *header;
+  if (!PyTuple_Check(item)) return PyErr_SetString(PyExc_TypeError, "a slot is a tuple"), -1;
+  if (!PyArg_ParseTuple(item, "IInKy#", &slot->slab, &slot->turn, &slab_bytes, &offset, &header, &header_size)) return -1;
+  slot->slab_bytes = (size_t)slab_bytes, slot->offset = offset;
+  slot->header = header, slot->header_size = (size_t)header_size;
+  return 0;
+}
+
+static PyObject *give(PyObject *self, PyObject *arguments) {
+  (void)self;
+  pasta_slot slot;
+  return read_slot(arguments, &slot) ? NULL : outside(pasta_give(&slot));
+}
+
+static PyObject *reserve(PyObject *self, PyObject *list) {
+  (void)self;
+  Py_ssize_t count = PySequence_Size(list);
+  if (count < 0) return NULL;
+  pasta_slot *slots = calloc((size_t)count + 1, sizeof *slots);
+  if (!slots) return PyErr_NoMemory();
+  int bad = 0;
+  for (Py_ssize_t at = 0; !bad && at < count; at++) {
+    PyObject *item = PySequence_GetItem(list, at);
+    bad = !item || read_slot(item, &slots[at]);
+    Py_XDECREF(item); /* the list has it, and the header is the caller's to keep */
+  }
+  PyObject *done = bad ? NULL : outside(pasta_reserve(slots, (size_t)count));
+  free(slots);
+  return done;
+}
+
+static PyObject *shape(const uint32_t *of) { return Py_BuildValue("(III)", of[0], of[1], of[2]); }
+
+static PyObject *name_of(const char *name) {
+  if (!name) name = "?";
+  return PyUnicode_DecodeUTF8(name, (Py_ssize_t)strlen(name), "replace");
+}
+
+static PyObject *nodes(PyObject *self, PyObject *nothing) {
+  (void)self, (void)nothing;
+  size_t count;
+  const pasta_node *of = pasta_nodes(&count);
   PyObject *list = PyList_New((Py_ssize_t)count);
   for (size_t at = 0; list && at < count; at++) {
-    event *one = &taken[at];
+    const pasta_node *node = &of[at];
+    PyObject *item = Py_BuildValue("(KNNNIiKi)", (unsigned long long)(uintptr_t)node->function, name_of(node->name),
+                                   shape(node->grid), shape(node->block), node->count, node->code, node->slot,
+                                   node->place);
+    if (!item || PyList_SetItem(list, (Py_ssize_t)at, item)) Py_CLEAR(list);
+  }
+  return list;
+}
+
+static PyObject *slab(PyObject *self, PyObject *number) {
+  (void)self;
+  unsigned long of = PyLong_AsUnsignedLong(number);
+  return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLongLong(of < PASTA_MOST_SLABS ? pasta_slab((uint32_t)of) : 0);
+}
+
+static PyObject *forget(PyObject *self, PyObject *arguments) {
+  unsigned long long function, slot;
+  (void)self;
+  if (!PyArg_ParseTuple(arguments, "KK", &function, &slot)) return NULL;
+  Py_BEGIN_ALLOW_THREADS; /* it waits for the driver's lock */
+  pasta_forget((void *)(uintptr_t)function, slot);
+  Py_END_ALLOW_THREADS;
+  Py_RETURN_NONE;
+}
+
+static PyObject *memory(PyObject *self, PyObject *nothing) {
+  (void)self, (void)nothing;
+  size_t count;
+  pasta_memory_event *taken = pasta_take_memory(&count);
+  PyObject *list = PyList_New((Py_ssize_t)count);
+  for (size_t at = 0; list && at < count; at++) {
+    const pasta_memory_event *one = &taken[at];
     PyObject *item = Py_BuildValue("(KKK)", one->freed, one->address, one->size);
     if (!item || PyList_SetItem(list, (Py_ssize_t)at, item)) Py_CLEAR(list);
   }
@@ -81,18 +179,43 @@ static PyObject *take(PyObject *self, PyObject *nothing) {
   return list;
 }
 
-static PyObject *count_lost(PyObject *self, PyObject *nothing) {
+static PyObject *notes(PyObject *self, PyObject *nothing) {
   (void)self, (void)nothing;
-  pthread_mutex_lock(&lock);
-  uint64_t now = lost;
-  pthread_mutex_unlock(&lock);
-  return PyLong_FromUnsignedLongLong(now);
+  size_t count;
+  pasta_note *taken = pasta_take_notes(&count);
+  PyObject *list = PyList_New((Py_ssize_t)count);
+  for (size_t at = 0; list && at < count; at++) {
+    const pasta_note *one = &taken[at];
+    PyObject *item = Py_BuildValue("(KKKz)", one->kind, one->context, one->value, one->call);
+    if (!item || PyList_SetItem(list, (Py_ssize_t)at, item)) Py_CLEAR(list);
+  }
+  free(taken);
+  return list;
+}
+
+static PyObject *lost(PyObject *self, PyObject *nothing) {
+  (void)self, (void)nothing;
+  return PyLong_FromUnsignedLongLong(pasta_lost_notes());
+}
+
+static PyObject *unknown(PyObject *self, PyObject *nothing) {
+  (void)self, (void)nothing;
+  return PyLong_FromUnsignedLongLong(pasta_unknown_launches());
 }
 
 static PyMethodDef methods[] = {
-    {"before", before, METH_VARARGS, "Return the address of a receiver that hands on to another, given by its address."},
-    {"take", take, METH_NOARGS, "Return what was allocated and freed since the last call: (freed, address, size)."},
-    {"lost", count_lost, METH_NOARGS, "Return how many allocations there was no room for."},
+    {"receiver", receiver, METH_VARARGS, "Return the address of what to subscribe; it calls back about launches."},
+    {"patch_with", patch_with, METH_VARARGS, "Patch modules, as they are loaded, with these device functions."},
+    {"stop", stop, METH_NOARGS, "Do not call back any more."},
+    {"give", give, METH_VARARGS, "Give the launch that is being entered a slot: slab, turn, slab_bytes, offset, header."},
+    {"slab", slab, METH_O, "Return where a slab was allocated; 0 = nowhere yet."},
+    {"reserve", reserve, METH_O, "Give the graph that is being entered slots, each for one GPU kernel."},
+    {"nodes", nodes, METH_NOARGS, "Return the GPU kernels of the graph that is being left."},
+    {"forget", forget, METH_VARARGS, "Take a slot from a function, if it still has it."},
+    {"memory", memory, METH_NOARGS, "Return what was allocated and freed since the last call: (freed, address, size)."},
+    {"notes", notes, METH_NOARGS, "Return what happened since the last call: (kind, context, value, call)."},
+    {"lost", lost, METH_NOARGS, "Return how many events there was no room for."},
+    {"unknown", unknown, METH_NOARGS, "Return how many launches began in calls that are not known."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -106,7 +229,7 @@ static PyModuleDef_Slot slots[] = {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_sanitizer",
-    .m_doc = "Device memory as the Sanitizer API tells of it, without Python's interpreter lock.",
+    .m_doc = "The receiver of the Sanitizer API's callbacks: no Python under the driver's lock.",
     .m_methods = methods,
     .m_slots = slots,
 };

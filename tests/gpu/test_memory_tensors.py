@@ -172,7 +172,6 @@ def test_launches_of_the_backward_pass_have_the_layer_of_their_forward_pass(torc
     assert "net.second.weight" in touched
 
 
-@pytest.mark.xfail(reason="docs/reference/memory.md, Limits: threads that launch may stand still", strict=False)
 def test_threads_that_allocate_side_by_side_neither_hang_nor_lose_an_access(tmp_path):
     ran = run("threads", tmp_path, seconds=25)
     found = launches(ran, "threads_program.<locals>.shift")

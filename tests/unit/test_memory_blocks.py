@@ -13,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pasta_otel.gpu.memory import counters
 from pasta_otel.gpu.memory.blocks import OpenBlocks, Part
 from pasta_otel.gpu.memory.locks import OwnedLock
-from pasta_otel.gpu.memory.sanitizer import Domain, ModuleData, Resource
+from pasta_otel.gpu.memory.native import Call, CallData
 from pasta_otel.gpu.memory.selection import Selection
 from pasta_otel.gpu.memory.tensors import Tensors
 from pasta_otel.gpu.memory.tool import LaunchInfo
-from tests.unit.test_memory_collector import CONTEXT, Program
+from tests.unit.test_memory_collector import Program
 
 
 def info(number, name="k"):
@@ -142,7 +142,7 @@ def test_a_lock_knows_its_owner():
 def test_a_stream_that_garbage_collection_destroys_inside_our_own_work_stops_nothing():
     class Garbage(OpenBlocks):
         def refusal(self, number, name, module="", /):
-            program.tell(Domain.RESOURCE, Resource.STREAM_DESTROY_STARTING, ModuleData(CONTEXT, 1))
+            program.call(Call.DESTROY_ENTER, CallData())
             return super().refusal(number, name, module)
 
     program = Program(blocks=Garbage(required=False, keep=True))

@@ -6,30 +6,22 @@ import ctypes
 import random
 import re
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
+from glob import escape
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_otel.errors import InputError, StateError
+from pasta_otel.errors import InputError
+from pasta_otel.gpu.classes import spellings
 from pasta_otel.gpu.memory.callers import Caller
 from pasta_otel.gpu.memory.collector import MOST_SLOTS, Collector
 from pasta_otel.gpu.memory.counters import MemoryTool
+from pasta_otel.gpu.memory.graphs import MOST_KERNELS
 from pasta_otel.gpu.memory.library import source
-from pasta_otel.gpu.memory.sanitizer import (
-    Domain,
-    Graphs,
-    LaunchCallback,
-    LaunchData,
-    MemoryData,
-    ModuleData,
-    NodeData,
-    Resource,
-    StreamData,
-    Synchronize,
-)
+from pasta_otel.gpu.memory.native import NO_MEMORY, NOT_BEGUN, Call, CallData, Node, Note, NoteKind
 from pasta_otel.gpu.memory.selection import Selection
 from pasta_otel.gpu.memory.slots import COUNTER_BYTES, HEADER, SLOT_BYTES, WAYS, WORDS, fold
 from pasta_otel.gpu.memory.tool import Tool
@@ -67,38 +59,50 @@ class FakeDevice:
         self.memory, self.next = {}, 1 << 20
         self.queues = defaultdict(list)
         self.given, self.of_function = threading.local(), {}
+        self.noted = deque()
+        self.slabs, self.turns = {}, {}
         self.order = threading.RLock()  # a stream takes one piece of work after the other, whoever brings it
-        self.refuses_slots = False
         self.limit = None
 
-    def add_patches(self, file, context):
-        del file, context
+    def notes(self):
+        return [self.noted.popleft() for _ in range(len(self.noted))]
 
-    def patch(self, module):
-        del module
-
-    def give_slot(self, launch, slot):
-        del launch
-        if self.refuses_slots:
-            raise StateError("sanitizerSetLaunchCallbackData: invalid parameter")
+    def give_slot(self, slot):
         self.given.slot = slot
 
-    def give_function_slot(self, function, slot):
-        self.of_function[function] = slot
+    def reserve(self, slots):
+        self.given.reserved = list(slots)
+
+    def nodes(self):
+        return self.given.nodes
+
+    def forget(self, function, slot):
+        if self.of_function.get(function) == slot:
+            self.of_function[function] = 0
 
     def allocate(self, context, size):
         del context
         with self.order:
-            if self.limit is not None and len(self.memory) >= self.limit:
-                raise StateError("sanitizerAlloc: out of memory")
             address, self.next = self.next, self.next + size
             self.memory[address] = np.full(size // 8, 7, dtype=np.uint64)
             return address
 
-    def clear(self, address, size, stream):
-        del size
+    def slab(self, number):
+        return self.slabs.get(number, 0)
+
+    def prepare(self, slot, stream):
+        """Return a slot's address, ready, as the native part does where the driver tells of the launch; 0 = no memory."""
         with self.order:
-            self.queues[stream].append(lambda: self.memory[address].fill(0))
+            if slot.slab not in self.slabs:
+                if self.limit is not None and len(self.memory) >= self.limit:
+                    return 0
+                self.slabs[slot.slab] = self.allocate(CONTEXT, slot.slab_bytes)
+            base = self.slabs[slot.slab]
+            if self.turns.get(slot.slab) != slot.turn:
+                self.turns[slot.slab] = slot.turn
+                self.queues[stream].append(lambda: self.memory[base].fill(0))
+            self.write(base + slot.offset, slot.header, stream)
+            return base + slot.offset
 
     def write(self, address, content, stream):
         base = max(start for start in list(self.memory) if start <= address)
@@ -126,32 +130,45 @@ class FakeDevice:
 
 
 class Program:
-    """Makes the callbacks that CUDA would."""
+    """Makes the calls that the native receiver would."""
 
     def __init__(self, selection=None, **options):
         self.device, self.problems, self.tool = FakeDevice(), [], Sum()
         self.collector = Collector(
-            self.device, "patch", selection or Selection(), self.tool, on_problem=self.problems.append, **options
+            self.device, selection or Selection(), self.tool, on_problem=self.problems.append, **options
         )
-        self.tell(Domain.RESOURCE, Resource.MODULE_LOADED, ModuleData(CONTEXT, 1))
+        self.refuses_slots = False
 
-    def tell(self, domain, event, data):
-        self.collector.on_event(domain, event, ctypes.addressof(data))
+    def note(self, kind, value=0, call=None):
+        self.device.noted.append(Note(kind, CONTEXT, value, call))
 
-    def launch(self, value, stream=1, name="k", *, ends=True):
+    def call(self, call, data):
+        self.collector.on_call(call, ctypes.addressof(data))
+
+    def launch(self, value, stream=1, name="k", *, ends=True, runs=True):
         """Launch a GPU kernel that adds a value to its slot's first word."""
-        data = LaunchData(context=CONTEXT, stream_handle=stream, name=name.encode(), launch=1)
+        data = CallData(context=CONTEXT, stream=stream, name=name.encode(), function=1)
         data.grid[:], data.block[:] = (value, 1, 1), (32, 1, 1)
         self.device.given.slot = None
-        self.tell(Domain.LAUNCH, LaunchCallback.BEGIN, data)
-        if self.device.given.slot is not None:
-            self.device.count(self.device.given.slot, value, stream)
+        self.call(Call.LAUNCH_ENTER, data)
+        slot = self.device.given.slot
+        if slot is None:
+            return
+        data.code = 1 if self.refuses_slots else 0 if runs else NOT_BEGUN
+        if not data.code:
+            address = self.device.prepare(slot, stream)
+            if address:
+                self.device.count(address, value, stream)
+            else:
+                data.code = NO_MEMORY
         if ends:
-            self.tell(Domain.LAUNCH, LaunchCallback.END, data)
+            self.call(Call.LAUNCH_LEAVE, data)
 
-    def synchronize(self, stream=None):
-        event = Synchronize.CONTEXT if stream is None else Synchronize.STREAM
-        self.tell(Domain.SYNCHRONIZE, event, StreamData(CONTEXT, 0, stream))
+    def synchronize(self, stream=None, *, settle=True):
+        kind = NoteKind.CONTEXT_SYNCHRONIZED if stream is None else NoteKind.STREAM_SYNCHRONIZED
+        self.note(kind, stream or 0)
+        if settle:
+            self.collector.settle()
 
     @property
     def exact(self):
@@ -162,22 +179,24 @@ class Program:
     def values(self):
         return [value for _, value in self.collector.launches]
 
-    def graph(self, values, stream=1, *, upload=False, between=lambda: None, names=("node",)):
+    def graph(self, values, stream=1, *, runs=True, between=lambda: None, names=("node",), executable=7):
         """Launch a graph: its nodes are told of before any of them is in the stream, and count into their function's slot."""
-        sums = {}
-        self.tell(Domain.GRAPHS, Graphs.LAUNCH_BEGIN, StreamData(CONTEXT, 0, stream))
-        for at, value in enumerate(values):
-            node, function = NodeData(type=0), 1 + at % len(names)
-            node.launch.context, node.launch.stream_handle, node.launch.function = CONTEXT, stream, function
-            node.launch.name = names[function - 1].encode()
-            node.launch.grid[:], node.launch.block[:] = (sum(values[function - 1 :: len(names)]), 1, 1), (32, 1, 1)
-            self.tell(Domain.GRAPHS, Graphs.NODE_LAUNCH_BEGIN, node)
-            sums[function] = sums.get(function, 0) + value
+        self.device.given.reserved = []
+        data = CallData(context=CONTEXT, stream=stream, function=executable)
+        self.call(Call.GRAPH_ENTER, data)
+        reserved, nodes = self.device.given.reserved, []
+        for function, name in enumerate(names[: len(values)], 1):
+            its = values[function - 1 :: len(names)]
+            place = len(nodes) if len(nodes) < len(reserved) else -1
+            slot = self.device.prepare(reserved[place], stream) if place >= 0 else 0
+            self.device.of_function[function] = slot
+            code = NO_MEMORY if place >= 0 and not slot else 0
+            nodes.append(Node(function, name, (sum(its), 1, 1), (32, 1, 1), len(its), code, slot, place))
             between()
-        for function, value in sums.items():
-            if self.device.of_function.get(function) and not upload:
-                self.device.count(self.device.of_function[function], value, stream)
-        self.tell(Domain.GRAPHS, Graphs.LAUNCH_END, StreamData(CONTEXT, 0, stream))
+            if slot and runs:
+                self.device.count(slot, sum(its), stream)
+        self.device.given.nodes = nodes
+        self.call(Call.GRAPH_LEAVE, data)
 
 
 def test_ways_are_summed_and_what_is_raised_is_the_greatest():
@@ -265,15 +284,35 @@ def test_a_launch_that_never_ends_does_not_block_the_rest():
 def test_a_refused_slot_loses_one_launch_and_is_reported_once():
     program = Program()
     program.launch(1)
-    program.device.refuses_slots = True
+    program.refuses_slots = True
     program.launch(2)
     program.launch(3)
-    program.device.refuses_slots = False
+    program.refuses_slots = False
     program.launch(4)
     program.collector.finish()
     assert program.values == [1, 4]
     assert program.collector.skipped == {"slot": 2}
-    assert len(program.problems) == 1
+    (problem,) = program.problems
+    assert problem == "a launch cannot be analysed: the Sanitizer says: invalid parameter"
+
+
+def test_a_launch_that_fails_is_not_read_as_zeros():
+    program = Program()
+    program.tool.decode = lambda record: 0
+    program.launch(1, runs=False)
+    program.launch(2)
+    program.collector.finish()
+    assert [launch.number for launch, _ in program.collector.launches] == [2]
+    assert program.collector.skipped == {"not_run": 1}
+
+
+def test_slots_of_a_synchronised_stream_are_read_at_the_next_launch():
+    program = Program()
+    program.launch(5)
+    program.synchronize(stream=1, settle=False)
+    assert program.values == []
+    program.launch(6, stream=2)
+    assert program.values == [5]
 
 
 def test_a_device_without_memory_for_more_uses_what_it_has():
@@ -312,10 +351,29 @@ def test_threads_launch_and_synchronise_at_once():
 def test_the_destruction_of_a_context_reads_its_slots_first():
     program = Program()
     program.launch(9)
-    program.tell(Domain.RESOURCE, Resource.CONTEXT_DESTROY_STARTING, ModuleData(CONTEXT, 0))
+    program.call(Call.DESTROY_ENTER, CallData())
     assert program.values == [9]
+    before = len(program.device.memory)
+    program.note(NoteKind.CONTEXT_GONE)
     program.launch(9)
-    assert program.collector.skipped == {"context": 1}
+    assert len(program.device.memory) == before + 1  # the old slab's memory is gone with the context
+
+
+def test_what_could_not_be_patched_is_said_and_counted():
+    program = Program()
+    program.note(NoteKind.MODULE_LEFT)
+    program.note(NoteKind.MODULE_REFUSED, 12, "sanitizerPatchModule")
+    program.launch(1)
+    program.note(NoteKind.CONTEXT_REFUSED, 1, "sanitizerAddPatchesFromFile")
+    program.launch(2)
+    program.graph([3, 4])
+    program.collector.finish()
+    assert program.collector.unpatched == 1
+    assert program.collector.skipped == {"module": 1, "context": 3}
+    assert program.problems == [
+        "a module cannot be analysed: sanitizerPatchModule: not compatible",
+        "this GPU cannot be analysed: sanitizerAddPatchesFromFile: invalid parameter",
+    ]
 
 
 @pytest.mark.parametrize("wrong", [{"every": 0}, {"count": 0}, {"device_bytes": 4096}])
@@ -374,13 +432,45 @@ def test_the_nodes_of_other_gpu_kernels_than_the_chosen_are_left_alone():
     assert program.collector.skipped == {"name": 2}
 
 
-def test_a_graph_that_is_only_uploaded_launched_nothing():
+def test_a_graph_that_fails_launched_nothing():
     program = Program()
-    program.graph([1, 2, 3], upload=True)
+    program.graph([1, 2, 3], runs=False)
     program.graph([4])
     program.collector.finish()
     assert program.values == [4]
     assert program.collector.skipped == {"not_run": 1}
+
+
+def test_a_graph_has_a_slot_for_each_gpu_kernel_from_its_second_launch_on_however_many_they_are():
+    program = Program()
+    names = tuple(f"k{number}" for number in range(MOST_KERNELS + 6))
+    for _ in range(2):
+        program.graph([1] * len(names), names=names)
+    program.collector.finish()
+    assert program.collector.skipped == {"graph_size": 6}
+    assert len(program.values) == 2 * len(names) - 6
+    assert program.exact
+
+
+def test_a_graph_takes_no_more_slots_than_its_last_launch_had_gpu_kernels():
+    program = Program(Selection(device_bytes=4 * SLAB_BYTES))
+    for _ in range(1 + 3 * MOST_SLOTS // 2):
+        program.graph([1, 2], names=("neg", "add"))
+    assert len(program.device.memory) == 4
+    assert program.collector.waits == 0
+    program.collector.finish()
+    assert len(program.values) == 2 + 3 * MOST_SLOTS
+    assert program.exact
+
+
+def test_a_graph_that_finds_no_slots_is_left_out_whole():
+    program = Program(Selection(device_bytes=4 * SLAB_BYTES))
+    for stream in range(1, 5):
+        program.launch(1, stream=stream)
+    program.graph([1, 2, 3], stream=9, names=("neg", "add"))
+    program.collector.finish()
+    assert program.collector.skipped == {"device_memory": 3}
+    assert program.collector.seen == 7
 
 
 def test_a_graph_launched_by_another_thread_leaves_an_open_launch_alone():
@@ -445,25 +535,9 @@ def test_launches_outside_a_region_are_left_out():
     assert program.collector.skipped == {"inactive": 1}
 
 
-def test_device_memory_is_told_of():
-    told = []
-
-    class Allocations:
-        def segment_allocated(self, address, size):
-            told.append((address, size))
-
-        def segment_freed(self, address):
-            told.append((address, 0))
-
-    program = Program(allocations=Allocations())
-    program.tell(Domain.RESOURCE, Resource.DEVICE_MEMORY_ALLOC, MemoryData(0x1000, 512, CONTEXT))
-    program.tell(Domain.RESOURCE, Resource.DEVICE_MEMORY_FREE, MemoryData(0x1000, 512, CONTEXT))
-    assert told == [(0x1000, 512), (0x1000, 0)]
-
-
 @pytest.mark.parametrize("mib", [1, 2, 64])
 def test_several_slabs_always_fit(mib):
-    collector = Collector(FakeDevice(), "patch", Selection(device_bytes=mib << 20), MemoryTool())
+    collector = Collector(FakeDevice(), Selection(device_bytes=mib << 20), MemoryTool())
     assert 4 * collector.slab_bytes <= mib << 20
 
 
@@ -480,6 +554,42 @@ def test_launches_are_chosen_by_the_torch_module_that_launches():
 def test_a_selection_survives_its_way_to_the_program():
     selection = Selection(("k*",), 3, 7, 2 << 20, ("net.*", "other"))
     assert Selection.from_json(selection.to_json()) == selection
+
+
+@pytest.mark.parametrize(
+    ("patterns", "texts"),
+    [
+        (("*softmax*", "_Z3addPf"), ("softmax", "_Z3addPf")),
+        (("at::native::vectorized_elementwise_kernel<4, *>*",), ("vectorized_elementwise_kernel",)),
+        (("*[Ss]oftmax_[!f]orward*",), ("oftmax_",)),
+        (("*reduce*", "*<float>"), ()),
+        (("*loat*",), ()),
+        (("*",), ()),
+        (("*namespace*",), ()),
+        ((), ()),
+    ],
+)
+def test_modules_are_told_apart_by_text_that_every_mangled_name_of_a_chosen_gpu_kernel_has(patterns, texts):
+    assert Selection(patterns).texts == texts
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEESt5arrayIPcLm1EEEEviT0_T1_",
+        "_ZN43_GLOBAL__N__b6de9c8c_10_SoftMax_cu_9f978f6320softmax_warp_forwardIfffLi10ELb0ELb0EEEvPT0_PKT_iiiPKbib",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_execute",
+        "_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfNS0_14func_wrapper_tIfNS0_11sum_functorIfffEEEEjfLi4EEEEEvT1_",
+    ],
+)
+def test_every_part_of_every_spelling_of_a_name_leaves_its_module_in(name):
+    for form in spellings(name):
+        for begin in range(0, len(form), 3):
+            for end in range(begin + 1, len(form) + 1, 7):
+                pattern = f"*{escape(form[begin:end])}*"
+                selection = Selection((pattern,))
+                assert selection.matches(name)
+                assert all(text in name for text in selection.texts), (pattern, selection.texts)
 
 
 def bad_header(kind):
@@ -554,14 +664,14 @@ def test_a_slot_larger_than_the_device_memory_allowed_is_refused(slot_bytes):
     tool = Sum()
     tool.slot_bytes = slot_bytes
     with pytest.raises(InputError, match=rf"tool sum: slot_bytes is {slot_bytes:,}, more than the 1,048,576 bytes"):
-        Collector(FakeDevice(), "patch", Selection(device_bytes=1 << 20), tool)
+        Collector(FakeDevice(), Selection(device_bytes=1 << 20), tool)
 
 
 @given(st.integers(1, 1 << 17), st.integers(1 << 20, 1 << 24))
 def test_slabs_never_take_more_than_the_device_memory_allowed(words, allowed):
     tool = Sum()
     tool.slot_bytes = 8 * words
-    collector = Collector(FakeDevice(), "patch", Selection(device_bytes=allowed), tool)
+    collector = Collector(FakeDevice(), Selection(device_bytes=allowed), tool)
     assert collector.slab_slots >= 1
     assert 1 <= collector._most_slabs <= allowed // collector.slab_bytes
 
@@ -587,16 +697,6 @@ def test_nodes_that_are_not_chosen_count_nowhere_whatever_an_earlier_graph_had(g
     assert analysed + program.collector.skipped.total() == program.collector.seen == nodes
 
 
-def test_a_plain_launch_that_is_not_chosen_takes_the_slot_of_a_graph_from_its_function():
-    program = Program(Selection(every=2))
-    program.graph([1])
-    launch = LaunchData(context=CONTEXT, stream_handle=1, name=b"node", function=1)
-    program.tell(Domain.LAUNCH, LaunchCallback.BEGIN, launch)
-    assert program.device.of_function == {1: 0}
-    program.collector.finish()
-    assert program.values == [1]
-
-
 def test_a_graph_whose_header_fails_counts_nowhere():
     program = Program()
     program.graph([1, 2])
@@ -606,17 +706,3 @@ def test_a_graph_whose_header_fails_counts_nowhere():
     assert program.values == [3]
     assert program.exact
     assert program.collector.skipped == {"header": 3}
-
-
-def test_a_launch_that_is_not_chosen_leaves_a_graph_that_another_thread_launches_alone():
-    program = Program(Selection(every=2))
-    launch = LaunchData(context=CONTEXT, stream_handle=2, name=b"node", function=1)
-
-    def between():
-        other = threading.Thread(target=program.tell, args=(Domain.LAUNCH, LaunchCallback.BEGIN, launch))
-        other.start()
-        other.join()
-
-    program.graph([5], between=between)
-    program.collector.finish()
-    assert program.values == [5]

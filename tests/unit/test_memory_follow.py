@@ -30,6 +30,7 @@ class Caching:
         self.counts: dict[int, int] = {}
         self.totals: dict[tuple[int, str], int] = {}
         self.next = BASE
+        self.streams: list[int] = []
 
     def _cuda_getDevice(self) -> int:  # noqa: N802 - torch's names
         return self.device
@@ -99,7 +100,8 @@ def trace():
 
 
 def followed(core: object, told: object, problems: list[object]) -> FollowTorch:
-    modules = {"torch": SimpleNamespace(_C=core)}
+    streams = getattr(core, "streams", [])
+    modules = {"torch": SimpleNamespace(_C=core, cuda=SimpleNamespace(Stream=streams.append))}
     follower = FollowTorch(told, lambda: ("a.py:1 f", "net"), problems.append, modules)
     follower.start()
     return follower
@@ -112,6 +114,45 @@ def test_every_allocation_of_torch_is_told_with_its_size_and_place(trace):
     assert told.live == {one: (100, "a.py:1 f", "net"), two: (5000, "a.py:1 f", "net")}
     core.free(one)
     assert set(told.live) == {two}
+
+
+def test_a_devices_streams_are_made_at_its_first_allocation(trace):
+    core = Caching()
+    followed(core, Told(), trace)
+    for device in (0, 1, 0, 1):
+        core.allocate(8, device)
+    assert core.streams == [0, 1]
+
+
+def test_a_thread_that_is_told_late_does_not_take_another_ones_size(trace):
+    core, told = Caching(), Told()
+    followed(core, told, trace)
+    core.allocate(8)
+    one, late = core.take(1000), core.take(2000)
+    core.tell(one)
+    other = core.take(3000)
+    core.tell(late)  # since the last look exactly one allocation was counted: it is not this one
+    core.tell(other)
+    assert [told.live[address][0] for address in (one, late, other)] == [0, 0, 0]
+    assert told.live[core.allocate(500)][0] == 500
+
+
+@given(st.lists(st.sampled_from(["take", 0, 1, 2]), max_size=60))
+def test_no_order_of_takes_and_tellings_gives_a_wrong_size(events):
+    core, told, waiting, sizes = Caching(), Told(), [], {}
+    with tracing() as problems:
+        followed(core, told, problems)
+        for size, event in enumerate(events, 1):
+            if event == "take":
+                waiting.append(core.take(size))
+                sizes[waiting[-1]] = size
+            elif event < len(waiting):
+                core.tell(waiting.pop(event))
+        for address in waiting:
+            core.tell(address)
+        assert all(told.live[address][0] in (0, size) for address, size in sizes.items())
+        last = core.allocate(77)
+        assert told.live[last][0] == 77
 
 
 @given(st.lists(st.tuples(st.integers(1, 1 << 33), st.integers(0, 3)), max_size=30))
@@ -291,7 +332,7 @@ def test_allocations_end_up_in_the_table(trace):
 
 def test_the_programs_line_is_found_behind_our_hooks_and_torchs(trace):
     core, told, lines = Caching(), Told(), []
-    modules = {"torch": SimpleNamespace(_C=core)}
+    modules = {"torch": SimpleNamespace(_C=core, cuda=SimpleNamespace(Stream=core.streams.append))}
     FollowTorch(told, lambda: (lines.append(calling_line()) or "", ""), trace.append, modules).start()
     core.allocate(8)
     assert lines[0].startswith(f"{__file__}:")

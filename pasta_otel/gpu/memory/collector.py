@@ -1,11 +1,12 @@
 """Give every selected launch a slot of device memory, and read slots in the order of their stream.
 
-A slab is a row of slots that one stream fills. It is cleared and read by operations of that same stream, so that a
-result is never read before its launch is done, and no launch waits. Slabs are read when the program itself
-synchronises, when the device memory allowed is used up (the only time that we wait: ``waits`` counts it), and at the
-end.
+A slab is a row of slots that one stream fills. They are cleared and read by operations of that same stream, so that a
+result is never read before its launch is done, and no launch waits. Slabs are read when the program launches or asks
+for results after it has synchronised, when the device memory allowed is used up (the only time that we wait: ``waits``
+counts it), and at the end.
 
-No call into the driver is made under our lock: another thread's callback may hold the driver's lock and wait for ours.
+All this happens at the beginning and the end of calls into the driver, where it holds no lock (``native``).
+No call into the driver is made under our lock all the same: a thread that has it might be waited for.
 """
 
 from __future__ import annotations
@@ -13,42 +14,23 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
 from pasta_otel.errors import InputError, PastaError, StateError
-from pasta_otel.gpu.memory.callers import Caller, caller
+from pasta_otel.gpu.memory.callers import NOBODY, Caller, caller
+from pasta_otel.gpu.memory.graphs import Graphs, Reserved
 from pasta_otel.gpu.memory.locks import OwnedLock
-from pasta_otel.gpu.memory.sanitizer import (
-    KERNEL_NODE,
-    Domain,
-    Graphs,
-    LaunchCallback,
-    LaunchData,
-    MemoryData,
-    ModuleData,
-    NodeData,
-    Resource,
-    StreamData,
-    Synchronize,
-)
+from pasta_otel.gpu.memory.native import NO_MEMORY, NOT_BEGUN, Call, CallData, Node, Note, NoteKind, Slot
+from pasta_otel.gpu.memory.sanitizer import meaning
 from pasta_otel.gpu.memory.selection import Chooser, Selection
-from pasta_otel.gpu.memory.slabs import Context, Device, Region, Slab, StreamRegions
+from pasta_otel.gpu.memory.slabs import Context, Device, Slab, StreamRegions
 from pasta_otel.gpu.memory.tool import LaunchInfo, Record, Tool, blame
 
 MOST_SLOTS = 64
+_REASONS = {NOT_BEGUN: "not_run", NO_MEMORY: "device_memory"}
+"""Why a launch has no result, by the code at its end."""
 LEAST_SLABS = 4
 """Slabs that fit into the device memory allowed, so that several streams can be filled at once."""
-
-
-class Allocations(Protocol):
-    """Wants to know of device memory that the program allocates from the driver."""
-
-    def segment_allocated(self, address: int, size: int, /) -> None:
-        """Note a new allocation, bytes."""
-
-    def segment_freed(self, address: int, /) -> None:
-        """Note that one is gone."""
 
 
 class Blocks(Protocol):
@@ -84,16 +66,14 @@ class _NoBlocks:
 
 
 class Collector:
-    """The receiver of the Sanitizer's callbacks.
+    """Decides which launches are analysed, and brings in what was counted.
 
     Args:
         device: The Sanitizer API.
-        patch: File of the compiled device functions.
         selection: What to analyse.
         tool: What to count.
         on_problem: Is told once for each thing that keeps a context, module or launch from being analysed.
         who: Says who is launching, in its thread.
-        allocations: Is told of device memory.
         blocks: Parts of the program that want launches for themselves.
 
     Raises:
@@ -111,18 +91,16 @@ class Collector:
     def __init__(  # noqa: PLR0913 - keyword-only from the fifth on: the parts are joined here
         self,
         device: Device,
-        patch: str,
         selection: Selection,
         tool: Tool[Any],
         *,
         on_problem: Callable[[str], None] = lambda _: None,
         who: Callable[[], Caller] = caller,
-        allocations: Allocations | None = None,
         blocks: Blocks | None = None,
     ) -> None:
-        self._device, self._patch, self._selection, self._on_problem = device, patch, selection, on_problem
+        self._device, self._on_problem = device, on_problem
         self._blocks, self._chooser = blocks or _NoBlocks(), Chooser(selection)
-        self._who, self._tool, self._allocations = who, tool, allocations
+        self._who, self._tool = who, tool
         if tool.slot_bytes > selection.device_bytes:
             allowed = f"the {selection.device_bytes:,} bytes of device memory allowed for results"
             raise InputError(f"slot_bytes is {tool.slot_bytes:,}, more than {allowed}", field=f"tool {tool.name}")
@@ -131,10 +109,9 @@ class Collector:
         self._most_slabs = selection.device_bytes // self.slab_bytes
         self._contexts: dict[int, Context] = {}
         self._lock = OwnedLock()
-        self._patching = threading.Lock()  # the API wants patching serialised; no launch waits for this one
-        self._open: dict[int, list[Slab]] = {}
-        self._in_graph: dict[int, dict[int, tuple[Slab, int] | str]] = {}
-        self._of_function: dict[int, int] = {}
+        self._held: dict[int, tuple[Slab, int]] = {}
+        self._graphs = Graphs()
+        self._slab_count = 0
         self._problems: set[str] = set()
         self.active = True
         self.launches: list[tuple[LaunchInfo, Any]] = []
@@ -148,176 +125,206 @@ class Collector:
         """Return what went wrong, each once."""
         return sorted(self._problems)
 
-    def on_event(self, domain: int, event: int, data: int) -> None:
-        """Handle one callback; nothing that goes wrong here reaches the program."""
+    def on_call(self, call: int, data: int) -> None:
+        """Take part in a call of the program's into the driver; nothing that goes wrong here reaches the program.
+
+        Args:
+            call: A ``Call``.
+            data: Address of its ``CallData``.
+        """
+        if self._lock.mine:
+            return  # a collection of garbage inside our own work destroyed a stream, say: its slots are read later
         try:
-            self._dispatch(domain, event, data)
+            self._dispatch(call, data)
         except Exception as error:  # noqa: BLE001 - raised into a C caller it would be printed and lost
             self._report(f"{type(error).__name__}: {error}")
 
-    def _dispatch(self, domain: int, event: int, data: int) -> None:
-        memory = domain == Domain.RESOURCE and event in (Resource.DEVICE_MEMORY_ALLOC, Resource.DEVICE_MEMORY_FREE)
-        if self._lock.mine and not memory:
-            return  # a collection of garbage inside our own work destroyed a stream, say: its slots are read later
-        if domain == Domain.LAUNCH:
-            if event == LaunchCallback.BEGIN:
-                self._begin(LaunchData.from_address(data))
-            elif event == LaunchCallback.END and threading.get_ident() not in self._in_graph:
-                with self._lock:
-                    self._release()
-        elif domain == Domain.GRAPHS:
-            self._graph(event, data)
-        elif domain == Domain.SYNCHRONIZE:
-            if event in (Synchronize.STREAM, Synchronize.CONTEXT):
-                where = StreamData.from_address(data)
-                self._drain(where.context, where.handle, every_stream=event == Synchronize.CONTEXT)
+    def _dispatch(self, call: int, data: int) -> None:
+        if call == Call.LAUNCH_LEAVE:
+            self._leave(CallData.from_address(data))
+        elif call == Call.GRAPH_LEAVE:
+            self._leave_graph(CallData.from_address(data))
         else:
-            self._resource(event, data)
+            self.settle()
+            if call == Call.LAUNCH_ENTER:
+                self._enter(CallData.from_address(data))
+            elif call == Call.GRAPH_ENTER:
+                self._enter_graph(CallData.from_address(data))
+            else:  # every stream: which one goes stands in the parameters, and contexts have many
+                for handle in list(self._contexts):
+                    self._drain(handle, None, every_stream=True)
 
-    def _resource(self, event: int, data: int) -> None:
-        if event == Resource.MODULE_LOADED:
-            self._patch_module(ModuleData.from_address(data))
-        elif event in (Resource.DEVICE_MEMORY_ALLOC, Resource.DEVICE_MEMORY_FREE):
-            self._memory(event, MemoryData.from_address(data))
-        elif event in (Resource.STREAM_DESTROY_STARTING, Resource.CONTEXT_DESTROY_STARTING):
-            # every stream: where the stream's handle stands in this record differs between versions
-            context = ModuleData.from_address(data).context
-            self._drain(context, None, every_stream=True)
-            if event == Resource.CONTEXT_DESTROY_STARTING:
-                self._contexts.pop(context, None)  # its memory goes with it
+    def settle(self) -> None:
+        """Read slots of streams that were synchronised since the last call, and hear what was patched.
 
-    def _memory(self, event: int, data: MemoryData) -> None:
-        if self._allocations is None:
-            return
-        if event == Resource.DEVICE_MEMORY_ALLOC:
-            self._allocations.segment_allocated(data.address, data.size)
-        else:
-            self._allocations.segment_freed(data.address)
-
-    def _graph(self, event: int, data: int) -> None:
-        """Give slots to the GPU kernels of a CUDA graph's launch; none is in its stream before all are.
-
-        A slot given to a node's launch is that of the whole launch of the graph (Sanitizer 13.0 on an H200), one given
-        to a function that of its nodes alone: the nodes of one GPU kernel share a slot.
+        It waits for streams that were given more work since.
         """
-        thread = threading.get_ident()
-        if event == Graphs.NODE_LAUNCH_BEGIN:
-            node = NodeData.from_address(data)
-            if node.type == KERNEL_NODE:
-                self._node(node.launch, self._in_graph.setdefault(thread, {}))
-        elif event == Graphs.LAUNCH_BEGIN:
-            self._in_graph[thread] = {}
-        elif event == Graphs.LAUNCH_END:
-            self._in_graph.pop(thread, None)
-            with self._lock:
-                self._release()
-
-    def _node(self, data: LaunchData, given: dict[int, tuple[Slab, int] | str]) -> None:
-        held = given.get(data.function)
-        if held is None:
-            given[data.function] = self._begin(data, graph=True)
+        if self._lock.mine:
             return
-        with self._lock:
-            self.seen += 1
-            if isinstance(held, str):  # a slot for this node would count the refused ones too
-                self.skipped[held] += 1
-                return
-            slab, index = held
-            launch = slab.pending[index]
-            if launch is not None:
-                slab.pending[index] = replace(launch, nodes=launch.nodes + 1)
+        for note in self._device.notes():
+            if note.kind == NoteKind.STREAM_SYNCHRONIZED:
+                self._drain(note.context, note.value or None, every_stream=False)
+            elif note.kind == NoteKind.CONTEXT_SYNCHRONIZED:
+                self._drain(note.context, None, every_stream=True)
+            elif note.kind == NoteKind.CONTEXT_GONE:
+                self._contexts.pop(note.context, None)  # its memory goes with it
+            else:
+                self._patched(note)
 
-    def _patch_module(self, data: ModuleData) -> None:
-        with self._patching:
-            context = self._contexts.get(data.context) or self._new_context(data.context)
-            if context.refused or not self._concerns_us(data):
-                return
-            try:
-                self._device.patch(data.module)
-            except PastaError as error:
-                self.skipped["module"] += 1
-                self._report(f"a module cannot be analysed: {error}")
+    def _patched(self, note: Note) -> None:
+        if note.kind == NoteKind.CONTEXT_REFUSED:
+            self._contexts[note.context] = Context(refused=True)
+            self._report(f"this GPU cannot be analysed: {note.call}: {meaning(note.value)}")
+        elif note.kind == NoteKind.MODULE_REFUSED:
+            self.skipped["module"] += 1
+            self._report(f"a module cannot be analysed: {note.call}: {meaning(note.value)}")
+        elif note.kind == NoteKind.MODULE_LEFT:
+            self.unpatched += 1
 
-    def _concerns_us(self, data: ModuleData) -> bool:
-        """Tell whether a module may hold a chosen GPU kernel; others keep their own machine code."""
-        names = data.functions() if self._selection.names else None
-        if names is None or any(map(self._selection.matches, names)):
-            return True
-        self.unpatched += 1
-        return False
+    def _context(self, data: CallData) -> Context:
+        return self._contexts.setdefault(data.context or 0, Context())
 
-    def _new_context(self, handle: int) -> Context:
-        context = self._contexts[handle] = Context()
-        try:
-            self._device.add_patches(self._patch, handle)
-        except PastaError as error:
-            context.refused = True
-            self._report(f"this GPU cannot be analysed: {error}")
-        return context
-
-    def _begin(self, data: LaunchData, *, graph: bool = False) -> tuple[Slab, int] | str:
-        """Give a launch its slot and return it, or why it has none."""
-        held = self._try(data, graph=graph)
-        if isinstance(held, str):
-            self._forget_function(data.function)
-        return held
-
-    def _forget_function(self, function: int) -> None:
-        """Take the slot that an earlier graph's launch gave to a function: this launch would count there."""
-        if any(isinstance(given.get(function), tuple) for given in list(self._in_graph.values())):
-            return  # another thread's graph is about to count there
-        with self._lock:
-            given = self._of_function.pop(function, None)
-        if given is not None:
-            self._device.give_function_slot(function, 0)
-
-    def _try(self, data: LaunchData, *, graph: bool) -> tuple[Slab, int] | str:
-        context, name = self._contexts.get(data.context), _name(data)
+    def _enter(self, data: CallData) -> None:
+        """Give a launch its slot, or count why it has none."""
+        self._let_go()  # of a launch whose end we were not told
+        context, name = self._context(data), data.kernel
         asks = self._chooser.asks_for_modules or self._blocks.asks_for_modules
         launcher = self._who() if asks and self.active else None
         with self._lock:
             self.seen += 1
-            count = self.seen
-            reason = self._refusal(context, count, name, launcher.module if launcher else "")
-            if reason or context is None:
+            number = self.seen
+            reason = self._refusal(context, number, name, launcher.module if launcher else "")
+            if reason:
                 self.skipped[reason] += 1
-                return reason
-        held = self._slab(context, data)
+                return
+        held = self._claim(context, data)
         if held is None:
-            self._lose("device_memory", count)
-            return "device_memory"
+            self._lose("device_memory", number)
+            return
         slab, index = held
         launcher = launcher or self._who()
-        with self._lock:
-            number = context.streams.setdefault(data.stream_handle, len(context.streams))
-            regions = context.regions.setdefault(data.stream_handle, {})
         try:
-            self._fill(data, slab, slab.address + index * self._tool.slot_bytes, regions, graph=graph)
+            self._device.give_slot(self._slot(context, data, held))
         except PastaError as error:
-            reason = "header" if isinstance(error, InputError) else "slot"
-            self._lose(reason, count)
-            self._report(f"a launch cannot be analysed: {error}")
-            return reason
+            self._give_up(slab, number, error)
+            return
         # only now: of a launch without its slot nothing would be counted, and that must not be read as zeros
         shape = (tuple(data.grid), tuple(data.block))
         with self._lock:
-            slab.pending[index] = LaunchInfo(name, *shape, number, launcher, int(graph), count)
+            slab.pending[index] = LaunchInfo(name, *shape, context.number(data.stream), launcher, 0, number)
+            self._held[threading.get_ident()] = held
+
+    def _give_up(self, slab: Slab, number: int, error: PastaError) -> None:
+        with self._lock:
+            slab.open -= 1
+        self._lose("header" if isinstance(error, InputError) else "slot", number)
+        self._report(f"a launch cannot be analysed: {error}")
+
+    def _leave(self, data: CallData) -> None:
+        """Note that a launch is in its stream, or that it will not be analysed after all."""
+        held = self._let_go()
+        if held is None or not data.code:
+            return
+        slab, index = held
+        launch, slab.pending[index] = slab.pending[index], None
+        if launch is not None:
+            self._lose(_REASONS.get(data.code, "slot"), launch.number)
+        self._refused(data, slab, data.code)
+
+    def _refused(self, data: CallData, slab: Slab, code: int) -> None:
+        """Say why a slot could not be given."""
+        if code == NO_MEMORY:
+            self._without(self._context(data), slab)
+            self._report("no device memory for more results: sanitizerAlloc: out of memory")
+        elif code != NOT_BEGUN:
+            self._report(f"a launch cannot be analysed: the Sanitizer says: {meaning(code)}")
+
+    def _without(self, context: Context, slab: Slab) -> None:
+        """Do with the slabs that there are; this one could not be allocated."""
+        with self._lock:
+            if slab.lost:
+                return
+            slab.lost = True
+            self._most_slabs = context.slabs = context.slabs - 1
+            if context.filling.get(slab.stream) is slab:
+                del context.filling[slab.stream]
+
+    def _let_go(self) -> tuple[Slab, int] | None:
+        with self._lock:
+            held = self._held.pop(threading.get_ident(), None)
+            if held is not None:
+                held[0].open -= 1
         return held
 
-    def _fill(
-        self, data: LaunchData, slab: Slab, slot: int, regions: dict[str, Region], *, graph: bool = False
-    ) -> None:
-        """Write the slot's header and give the slot to the launch."""
-        memory = StreamRegions(self._device, data.context, data.stream_handle, regions, slab)
-        header = self._header(memory)
-        if header:
-            memory.write(slot, header)
-        if graph:
-            self._device.give_function_slot(data.function, slot)
+    def _enter_graph(self, data: CallData) -> None:
+        """Reserve slots for the GPU kernels of a graph: which they are is told when the driver has its lock."""
+        reserved = self._graphs.begin(data.function or 0)
+        context = self._context(data)
+        if context.refused or not self.active:
+            reserved.reason = "inactive"
+            return
+        try:
+            slots = list[Slot]()
+            while len(slots) < reserved.wanted and (held := self._claim(context, data)) is not None:
+                reserved.slots.append(held)
+                slots.append(self._slot(context, data, held))
+            self._device.reserve(slots)
+            if len(reserved.slots) < reserved.wanted:
+                reserved.reason = "device_memory"
+        except PastaError as error:
+            reserved.reason = "header" if isinstance(error, InputError) else "slot"
+            self._report(f"a launch cannot be analysed: {error}")
+
+    def _leave_graph(self, data: CallData) -> None:
+        """Note what a graph launched: the nodes of one GPU kernel share a record."""
+        nodes = self._device.nodes()
+        reserved = self._graphs.end(nodes)
+        context = self._context(data)
+        launcher = self._who() if nodes and self.active else NOBODY
+        for node in nodes:
+            reason, number = self._choose(node, context, launcher.module)
+            if not reason:
+                self._place(
+                    data,
+                    node,
+                    reserved,
+                    LaunchInfo(*node[1:4], context.number(data.stream), launcher, node.nodes, number),
+                )
+        with self._lock:
+            for slab, _ in reserved.slots:
+                slab.open -= 1
+
+    def _choose(self, node: Node, context: Context, module: str) -> tuple[str, int]:
+        with self._lock:
+            number = self.seen + 1
+            self.seen += node.nodes
+            reason = self._refusal(context, number, node.name, module)
+            if reason:
+                self.skipped[reason] += node.nodes
+        return reason, number
+
+    def _place(self, data: CallData, node: Node, reserved: Reserved, launch: LaunchInfo) -> None:
+        """Have the slot of a GPU kernel read as its own."""
+        if node.place < 0 or node.code:
+            reason = _REASONS.get(node.code, "slot") if node.code else reserved.reason or "graph_size"
+            self._lose(reason, launch.number)
             with self._lock:
-                self._of_function[data.function] = slot
-        else:
-            self._device.give_slot(data, slot)
+                self.skipped[reason] += node.nodes - 1
+            if node.code and reserved.slots:
+                self._refused(data, reserved.slots[max(0, node.place)][0], node.code)
+            return
+        slab, index = reserved.slots[node.place]
+        slab.pending[index] = launch
+
+    def _slot(self, context: Context, data: CallData, held: tuple[Slab, int]) -> Slot:
+        """Return a slot with the header that the tool wants."""
+        with self._lock:
+            regions = context.regions.setdefault(data.stream, {})
+        memory = StreamRegions(self._device, data.context, data.stream, regions, held[0])
+        header = self._header(memory)
+        slab, index = held
+        slab.sources.append(header)
+        return Slot(slab.number, slab.turn, self.slab_bytes, index * self._tool.slot_bytes, header)
 
     def _header(self, memory: StreamRegions) -> bytes:
         """Return what the tool wants at the beginning of a slot.
@@ -339,49 +346,35 @@ class Collector:
             raise InputError(f"{self._tool.name}: header() returned {size}")
         return header
 
-    def _refusal(self, context: Context | None, number: int, name: str, module: str) -> str:
+    def _refusal(self, context: Context, number: int, name: str, module: str) -> str:
         reason = self._blocks.refusal(number, name, module) if self.active else "inactive"
         if reason:
             return reason
-        refused = context is None or context.refused
-        reason = "context" if refused else self._chooser.refusal(name, module)
+        reason = "context" if context.refused else self._chooser.refusal(name, module)
         if reason:
             self._blocks.lost(number, reason)
         return reason
 
-    def _slab(self, context: Context, data: LaunchData) -> tuple[Slab, int] | None:
-        """Return the stream's slab and a place in it, held open for this thread."""
+    def _claim(self, context: Context, data: CallData) -> tuple[Slab, int] | None:
+        """Return the stream's slab and a place in it, held open; None = there is no device memory left."""
+        stream = data.stream
         with self._lock:
-            slab = context.filling.get(data.stream_handle)
+            slab = context.filling.get(stream)
             if slab is not None and len(slab.pending) < self.slab_slots:
-                return self._hold(slab)
+                return slab.claim()
             if slab is not None:
-                context.full.append(context.filling.pop(data.stream_handle))
-        slab = self._unused(context, data.context)
+                context.full.append(context.filling.pop(stream))
+        slab = self._unused(context)
         if slab is None:
             return None
-        self._device.clear(slab.address, self.slab_bytes, data.stream_handle)
         with self._lock:
-            slab.stream = data.stream_handle
-            if data.stream_handle in context.filling:  # another thread was faster
-                context.full.append(context.filling[data.stream_handle])
-            context.filling[data.stream_handle] = slab
-            return self._hold(slab)
+            slab.stream, slab.turn = stream, slab.turn + 1
+            if stream in context.filling:  # another thread was faster
+                context.full.append(context.filling[stream])
+            context.filling[stream] = slab
+            return slab.claim()
 
-    def _hold(self, slab: Slab) -> tuple[Slab, int]:
-        thread = threading.get_ident()
-        if thread not in self._in_graph:
-            self._release()  # a launch that failed has no end
-        slab.open += 1
-        slab.pending.append(None)
-        self._open.setdefault(thread, []).append(slab)
-        return slab, len(slab.pending) - 1
-
-    def _release(self) -> None:
-        for slab in self._open.pop(threading.get_ident(), ()):
-            slab.open -= 1
-
-    def _unused(self, context: Context, handle: int) -> Slab | None:
+    def _unused(self, context: Context) -> Slab | None:
         with self._lock:
             if context.free:
                 return context.free.pop()
@@ -391,20 +384,13 @@ class Collector:
             if not fresh and oldest is not None:
                 context.full.remove(oldest)
                 self.waits += 1
+            number = self._slab_count = self._slab_count + fresh
         if fresh:
-            return self._allocate(context, handle)
+            return Slab(number - 1)
         if oldest is None:
             return None  # every slab is being filled by a stream of its own
         self._read(oldest)
         return oldest
-
-    def _allocate(self, context: Context, handle: int) -> Slab | None:
-        try:
-            return Slab(self._device.allocate(handle, self.slab_bytes))
-        except PastaError as error:
-            self._most_slabs = context.slabs = context.slabs - 1
-            self._report(f"no device memory for more results: {error}")
-            return None
 
     def _drain(self, handle: int, stream: int | None, *, every_stream: bool) -> None:
         context = self._contexts.get(handle)
@@ -426,7 +412,7 @@ class Collector:
             slab.sources.clear()
             return
         try:
-            raw = self._device.read(slab.address, len(pending) * size, slab.stream)
+            raw = self._device.read(self._device.slab(slab.number), len(pending) * size, slab.stream)
         except PastaError as error:
             self._lose("unreadable", *(launch.number for launch in pending if launch is not None))
             self._report(f"results are lost: {error}")
@@ -440,13 +426,9 @@ class Collector:
 
     def _forget_functions(self, slab: Slab) -> None:
         """Take a slab's slots from functions that have them: else launches that are not chosen would count there."""
-        end = slab.address + self.slab_bytes
-        with self._lock:
-            gone = [function for function, slot in self._of_function.items() if slab.address <= slot < end]
-            for function in gone:
-                del self._of_function[function]
-        for function in gone:
-            self._device.give_function_slot(function, 0)
+        address = self._device.slab(slab.number)
+        for function, slot in self._graphs.forget(address, address + self.slab_bytes):
+            self._device.forget(function, slot)
 
     def _decode(self, record: Record) -> None:
         try:
@@ -476,10 +458,12 @@ class Collector:
 
     def finish(self) -> None:
         """Read all slots that are still on the devices; a launch still open then did not take place."""
+        self.settle()
         with self._lock:
-            for slab in (slab for held in self._open.values() for slab in held):
-                slab.open = 0
-            self._open.clear()
+            for context in self._contexts.values():
+                for slab in (*context.full, *context.filling.values()):
+                    slab.open = 0
+            self._held.clear()
         for handle in list(self._contexts):
             self._drain(handle, None, every_stream=True)
 
@@ -487,7 +471,3 @@ class Collector:
         if problem not in self._problems:
             self._problems.add(problem)
             self._on_problem(problem)
-
-
-def _name(data: LaunchData) -> str:
-    return (data.name or b"?").decode(errors="replace")

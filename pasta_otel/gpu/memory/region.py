@@ -127,13 +127,15 @@ class Analysis:
     @property
     def problem(self) -> str:
         """Return why nothing is analysed, in one line; empty = nothing is wrong."""
-        if self._problem or self._session is None or self._part.launches or self._part.pending:
+        if self._problem or self._session is None or self._part.launches or self.pending:
             return self._problem
         return "; ".join(self._session.collector.problems)
 
     @property
     def pending(self) -> int:
         """Return how many launches are not in yet: nothing has waited for their stream since."""
+        if self._session is not None:
+            self._session.settle()
         return self._part.pending
 
     def as_dict(self) -> dict[str, Any]:

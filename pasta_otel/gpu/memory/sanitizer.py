@@ -1,61 +1,30 @@
 """The Compute Sanitizer API by ctypes: what we call of ``sanitizer_{callbacks,patching,memory}.h`` of CUDA 12 and 13.
 
-Callbacks run in the thread that made the CUDA call and take Python's interpreter lock. Every call here releases it.
+Its callbacks are received natively (``native``). Every call here releases Python's interpreter lock.
 """
 
 from __future__ import annotations
 
 import ctypes
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Any
 
 from pasta_otel.errors import MissingError, StateError
-from pasta_otel.gpu.memory.raw import Event, nothing, receiver
+from pasta_otel.gpu.memory.library import DRIVER
+from pasta_otel.gpu.memory.native import Event, Node, Note, NoteKind, Slot, native, nothing
 
 Pointer = ctypes.c_void_p
 
 
 class Domain(IntEnum):
-    """``Sanitizer_CallbackDomain``."""
+    """``Sanitizer_CallbackDomain``, those that we listen to."""
 
+    DRIVER_API = 1
     RESOURCE = 3
     SYNCHRONIZE = 4
     LAUNCH = 5
     GRAPHS = 10
-
-
-class Resource(IntEnum):
-    """``Sanitizer_CallbackIdResource``."""
-
-    CONTEXT_DESTROY_STARTING = 4
-    STREAM_DESTROY_STARTING = 7
-    MODULE_LOADED = 9
-    DEVICE_MEMORY_ALLOC = 11
-    DEVICE_MEMORY_FREE = 12
-
-
-class Graphs(IntEnum):
-    """``Sanitizer_CallbackIdGraphs``."""
-
-    NODE_LAUNCH_BEGIN = 4
-    LAUNCH_BEGIN = 6
-    LAUNCH_END = 7
-
-
-class Synchronize(IntEnum):
-    """``Sanitizer_CallackIdSync``."""
-
-    STREAM = 1
-    CONTEXT = 2
-
-
-class LaunchCallback(IntEnum):
-    """``Sanitizer_CallbackIdLaunch``."""
-
-    BEGIN = 1
-    END = 3
 
 
 RESULTS = {
@@ -74,71 +43,6 @@ RESULTS = {
 """``SanitizerResult``."""
 
 
-MOST_CUBIN_BYTES = 1 << 30
-"""A larger size is not one: the record of another version."""
-ELF = b"\x7fELF"
-_CODE_SECTION = re.compile(rb"\0\.text\.([^\0]+)(?=\0)")
-
-
-class ModuleData(ctypes.Structure):
-    """``Sanitizer_ResourceModuleData``, as far as we read it."""
-
-    _fields_ = (("context", Pointer), ("module", Pointer), ("cubin_size", ctypes.c_size_t), ("cubin", Pointer))
-
-    def functions(self) -> list[str] | None:
-        """Return the names of the GPU kernels in the module's machine code; None where it is not at hand."""
-        if not self.cubin or not 0 < self.cubin_size < MOST_CUBIN_BYTES:
-            return None
-        code = ctypes.string_at(self.cubin, self.cubin_size)
-        if not code.startswith(ELF):
-            return None
-        return [name.decode(errors="replace") for name in _CODE_SECTION.findall(code)]
-
-
-class StreamData(ctypes.Structure):
-    """``Sanitizer_SynchronizeData``: context, stream, handle. ``Sanitizer_ResourceStreamData`` begins differently."""
-
-    _fields_ = (("context", Pointer), ("stream", Pointer), ("handle", Pointer))
-
-
-class LaunchData(ctypes.Structure):
-    """``Sanitizer_LaunchData``, as far as we read it."""
-
-    _fields_ = (
-        ("context", Pointer),
-        ("stream", Pointer),
-        ("stream_handle", Pointer),
-        ("module", Pointer),
-        ("function", Pointer),
-        ("name", ctypes.c_char_p),
-        ("grid", ctypes.c_uint32 * 3),
-        ("block", ctypes.c_uint32 * 3),
-        ("cluster", ctypes.c_uint32 * 3),
-        ("grid_id", ctypes.c_uint64),
-        ("launch", Pointer),
-    )
-
-
-class MemoryData(ctypes.Structure):
-    """``Sanitizer_ResourceMemoryData``, as far as we read it."""
-
-    _fields_ = (("address", ctypes.c_uint64), ("size", ctypes.c_uint64), ("context", Pointer))
-
-
-class NodeData(ctypes.Structure):
-    """``Sanitizer_GraphNodeLaunchData``, as far as we read it; it has a launch where its type is ``KERNEL_NODE``."""
-
-    _fields_ = (
-        ("graph", Pointer),
-        ("launch_id", ctypes.c_uint32),
-        ("node", Pointer),
-        ("type", ctypes.c_int),
-        ("launch", LaunchData),
-    )
-
-
-KERNEL_NODE = 0
-"""``CU_GRAPH_NODE_TYPE_KERNEL``."""
 CALLBACK = ctypes.CFUNCTYPE(None, Pointer, ctypes.c_int, ctypes.c_uint32, Pointer)
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "sanitizerSubscribe": (ctypes.POINTER(Pointer), CALLBACK, Pointer),
@@ -152,9 +56,18 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "sanitizerAlloc": (Pointer, ctypes.POINTER(Pointer), ctypes.c_size_t),
     "sanitizerMemset": (Pointer, ctypes.c_int, ctypes.c_size_t, Pointer),
     "sanitizerMemcpyDeviceToHost": (Pointer, Pointer, ctypes.c_size_t, Pointer),
+    "sanitizerGetStreamHandle": (Pointer, Pointer, ctypes.POINTER(Pointer)),
     "sanitizerMemcpyHostToDeviceAsync": (Pointer, ctypes.c_char_p, ctypes.c_size_t, Pointer),
 }
-
+_FOR_THE_RECEIVER = (
+    "sanitizerAlloc",
+    "sanitizerMemset",
+    "sanitizerMemcpyHostToDeviceAsync",
+    "sanitizerSetLaunchCallbackData",
+    "sanitizerSetCallbackData",
+    "sanitizerGetStreamHandle",
+)
+_FOR_PATCHING = ("sanitizerAddPatchesFromFile", "sanitizerPatchInstructions", "sanitizerPatchModule")
 
 _IMMORTAL: list[Any] = []
 """Callbacks that C code knows: one that were freed, be it at the interpreter's end, would be jumped to all the same."""
@@ -166,6 +79,15 @@ def _immortal(callback: Any) -> Any:
     return callback
 
 
+def meaning(code: int) -> str:
+    """Return what a ``SanitizerResult`` says."""
+    return RESULTS.get(code, f"error {code}")
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, Pointer).value or 0
+
+
 class Sanitizer:
     """The loaded library.
 
@@ -173,17 +95,24 @@ class Sanitizer:
         path: Its file.
         patches: Device functions by ``Sanitizer_InstructionId``.
         optional: The same, where the library or the GPU may not know the instruction.
+        driver: File of the CUDA driver.
 
     Raises:
         MissingError: It cannot be loaded, or lacks a function.
 
     Attributes:
         unknown: The optional instructions that it did not know.
-        raw: Returns what happened to device memory since its last call; no callback tells of it then.
+        raw: Returns what happened to device memory since its last call.
     """
 
-    def __init__(self, path: str, patches: Mapping[int, bytes], optional: Mapping[int, bytes] | None = None) -> None:
-        self._patches, self._optional = patches, optional or {}
+    def __init__(
+        self,
+        path: str,
+        patches: Mapping[int, bytes],
+        optional: Mapping[int, bytes] | None = None,
+        driver: str = DRIVER,
+    ) -> None:
+        self._patches, self._optional, self._driver = patches, optional or {}, driver
         self.unknown: set[int] = set()
         self.raw: Callable[[], list[Event]] = nothing
         try:
@@ -194,35 +123,52 @@ class Sanitizer:
         for name, function in self._functions.items():
             function.argtypes, function.restype = _ARGUMENTS[name], ctypes.c_int
         self._subscriber = Pointer()
+        self._receiver: Any = None
         self._listening = False
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = self._functions[name](*arguments)
         if code:
-            raise StateError(f"{name}: {RESULTS.get(code, f'error {code}')}")
+            raise StateError(f"{name}: {meaning(code)}")
 
-    def subscribe(self, callback: Callable[[int, int, int], None]) -> None:
-        """Call back with domain, callback id and the data's address, for launches, synchronisation and resources.
+    def subscribe(self, callback: Callable[[int, int], None], patch: str, texts: tuple[str, ...] = ()) -> None:
+        """Patch modules as they are loaded, and call back at the beginning and the end of launches.
+
+        Args:
+            callback: Is called with a ``Call`` and the address of its ``CallData``.
+            patch: File of the compiled device functions.
+            texts: Only modules with a GPU kernel whose name has one of these are patched; none = all.
 
         Raises:
+            MissingError: The native part is missing.
             StateError: Somebody else has subscribed, or there is no CUDA driver.
         """
 
-        def received(_user: int, domain: int, event: int, data: int) -> None:
+        def received(_user: int, _domain: int, call: int, data: int) -> None:
             if self._listening:
-                callback(domain, event, data)
+                callback(call, data)
 
-        wanted = set(Resource) - {Resource.DEVICE_MEMORY_ALLOC, Resource.DEVICE_MEMORY_FREE}
-        function, self.raw = receiver(_immortal(CALLBACK(received)), wanted)
+        self._receiver = native()
+        python = _address(_immortal(CALLBACK(received)))
+        self._receiver.patch_with(*self._addresses(_FOR_PATCHING), patch, self._device_functions(), texts)
+        function = CALLBACK(self._receiver.receiver(python, *self._addresses(_FOR_THE_RECEIVER), self._driver))
         _immortal(function)
-        self._call("sanitizerSubscribe", ctypes.byref(self._subscriber), function, None)
-        self._listening = True
+        self._listening = True  # from its first callback on
         try:
+            self._call("sanitizerSubscribe", ctypes.byref(self._subscriber), function, None)
             for domain in Domain:
                 self._call("sanitizerEnableDomain", 1, self._subscriber, domain)
         except StateError:
             self.stop()
             raise
+        self.raw = self._receiver.memory
+
+    def _addresses(self, names: Iterable[str]) -> list[int]:
+        return [_address(self._functions[name]) for name in names]
+
+    def _device_functions(self) -> list[tuple[int, bool, str]]:
+        required = [(instruction, False, name.decode()) for instruction, name in self._patches.items()]
+        return required + [(instruction, True, name.decode()) for instruction, name in self._optional.items()]
 
     def stop(self) -> None:
         """Have no more callbacks; may be called again.
@@ -234,6 +180,7 @@ class Sanitizer:
         if not self._listening:
             return
         self._listening = False
+        self._receiver.stop()
         codes = [self._functions["sanitizerEnableDomain"](0, self._subscriber, domain) for domain in Domain]
         if any(codes):  # the only way left
             self._functions["sanitizerUnsubscribe"](self._subscriber)
@@ -243,27 +190,39 @@ class Sanitizer:
         self.stop()
         self._functions["sanitizerUnsubscribe"](self._subscriber)
 
-    def add_patches(self, file: str, context: int) -> None:
-        """Load the device functions into a context."""
-        self._call("sanitizerAddPatchesFromFile", file.encode(), context)
+    def notes(self) -> list[Note]:
+        """Return what happened since the last call."""
+        notes = [Note(*note) for note in self._receiver.notes()]
+        self.unknown.update(note.value for note in notes if note.kind == NoteKind.INSTRUCTION_UNKNOWN)
+        return notes
 
-    def patch(self, module: int) -> None:
-        """Insert the calls of our device functions into a module's machine code."""
-        for instruction, function in self._patches.items():
-            self._call("sanitizerPatchInstructions", instruction, module, function)
-        for instruction, function in self._optional.items():
-            if self._functions["sanitizerPatchInstructions"](instruction, module, function):
-                self.unknown.add(instruction)
-        self._call("sanitizerPatchModule", module)
+    def unknown_launches(self) -> int:
+        """Return how many launches began in calls that nobody knows, so that none of them has a slot."""
+        return int(self._receiver.unknown())
 
-    def give_slot(self, launch: LaunchData, slot: int) -> None:
-        """Have this launch's device functions count into a slot."""
-        arguments = (launch.launch, launch.function, launch.stream_handle, slot)
-        self._call("sanitizerSetLaunchCallbackData", *arguments)
+    def give_slot(self, slot: Slot) -> None:
+        """Have the launch that is being entered count into a slot."""
+        self._receiver.give(*slot)
 
-    def give_function_slot(self, function: int, slot: int) -> None:
-        """Have launches of a function, in so far as they are given none, count into a slot; 0 = into none."""
-        self._call("sanitizerSetCallbackData", function, slot or None)
+    def give_memory(self, address: int) -> None:
+        """Have the launch that is being entered count into device memory as it is."""
+        self._receiver.give(0, 0, 0, address, b"")
+
+    def reserve(self, slots: list[Slot]) -> None:
+        """Have the graph that is being entered count into slots, each for all nodes of one GPU kernel."""
+        self._receiver.reserve(slots)
+
+    def slab(self, number: int) -> int:
+        """Return where a slab was allocated; 0 = nowhere yet."""
+        return int(self._receiver.slab(number))
+
+    def nodes(self) -> list[Node]:
+        """Return the GPU kernels of the graph that is being left, with what slots they got."""
+        return [Node(*node) for node in self._receiver.nodes()]
+
+    def forget(self, function: int, slot: int) -> None:
+        """Take a slot from a GPU kernel that a graph gave it to: launches that are given none would count there."""
+        self._receiver.forget(function, slot)
 
     def allocate(self, context: int, size: int) -> int:
         """Return the address of new device memory."""

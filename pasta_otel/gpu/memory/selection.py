@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,15 @@ MOST_REFUSED = 20
 """Names of GPU kernels that no pattern fits, kept to say what there is to choose from."""
 DEFAULT_BYTES = 64 << 20
 LEAST_BYTES = 1 << 20
+_NOT_LITERAL = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_SPELLED_OUT = """
+anonymous namespace unsigned signed double float short const volatile restrict operator lambda unnamed type string
+allocator basic_string char_traits basic_istream basic_ostream basic_iostream nullptr_t decltype sizeof alignof auto
+new delete void bool char char8_t char16_t char32_t wchar_t int long true false half std complex imaginary __int128
+__float128 vector noexcept throw typename template requires enum struct union class block_capture clone
+"""
+"""What a demangler writes where the mangled name has a code, not the word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,12 @@ class Selection:
             fnmatch.fnmatchcase(form, pattern) for pattern in self.names for form in spellings(name)
         )
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Return text of which every chosen GPU kernel's mangled name has some; none = such names may have any text."""
+        found = tuple(map(_literal, self.names))
+        return found if all(found) else ()
+
     def matches_module(self, module: str) -> bool:
         """Tell whether launches of this torch module are analysed."""
         return not self.modules or any(fnmatch.fnmatchcase(module, pattern) for pattern in self.modules)
@@ -73,6 +89,13 @@ class Selection:
         for field in ("names", "modules"):
             values[field] = tuple(values[field])  # type: ignore[arg-type]  # written by to_json
         return cls(**values)  # type: ignore[arg-type]
+
+
+def _literal(pattern: str) -> str:
+    """Return an identifier, or a part of one, that stands in every mangled name that a pattern fits; empty = none."""
+    parts = (word for part in _NOT_LITERAL.split(pattern) for word in _IDENTIFIER.findall(part))
+    literal = (word for word in parts if word not in _SPELLED_OUT)  # nor a part of one
+    return max(literal, key=len, default="")
 
 
 class Chooser:

@@ -83,11 +83,9 @@ class Session:
         self._sanitizer = Sanitizer(job.library, self.tool.functions, self.tool.optional_functions)
         self.collector = Collector(
             self._sanitizer,
-            job.patch,
             job.selection,
             self.tool,
             who=self._who,
-            allocations=self._tensors,
             blocks=self._blocks,
         )
         self.collector.active = self._blocks.active
@@ -98,12 +96,13 @@ class Session:
         """Begin; must come before CUDA is initialised.
 
         Raises:
-            MissingError: CUPTI is active, or there is no CUDA driver.
+            MissingError: CUPTI is active, there is no CUDA driver, or our native part is missing.
             StateError: The Sanitizer refuses.
         """
         if environ.get(INJECTED):
             raise MissingError(f"not available, CUPTI is active: {INJECTED}={environ[INJECTED]}")
-        self._sanitizer.subscribe(self.collector.on_event)  # before anything of ours touches the driver
+        # before anything of ours touches the driver
+        self._sanitizer.subscribe(self.collector.on_call, self.job.patch, self.job.selection.texts)
         try:
             check_driver()
         except MissingError:
@@ -125,6 +124,11 @@ class Session:
     def finished(self) -> bool:
         """Return whether it has ended."""
         return self._finished
+
+    def settle(self) -> None:
+        """Bring in the launches of streams that were synchronised."""
+        if self.here and not self._finished:
+            self.collector.settle()
 
     def open(self, part: Part) -> None:
         """Begin a block of the program that is analysed for itself."""
@@ -160,16 +164,18 @@ class Session:
         Args:
             part: Only what this block of the program got.
         """
+        self.settle()
         collector = self.collector
         of = collector if part is None else part
+        unknown = self._sanitizer.unknown_launches() if part is None else 0
         plain = Plain(self.tool)
         launches, tables = plain.launches(list(of.launches)), plain.tables()
         counts = {
             "tool": self.tool.name,
-            "seen": of.seen,
+            "seen": of.seen + unknown,
             "waits": collector.waits,
             "unpatched": collector.unpatched,
-            "skipped": dict(Counter(of.skipped) + Counter(not_json=plain.lost)),
+            "skipped": dict(Counter(of.skipped) + Counter(not_json=plain.lost, unknown_call=unknown)),
             "of_name": dict(of.chooser.of_name),
             "refused": list(of.chooser.refused),
             "not_counted": sorted(self._sanitizer.unknown),

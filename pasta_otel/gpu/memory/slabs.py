@@ -6,30 +6,33 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pasta_otel.gpu.memory.sanitizer import LaunchData
+from pasta_otel.gpu.memory.native import Node, Note, Slot
 from pasta_otel.gpu.memory.tool import LaunchInfo
 
 
 class Device(Protocol):
     """What the collector asks of the Sanitizer API."""
 
-    def add_patches(self, file: str, context: int, /) -> None:
-        """Load the device functions into a context."""
+    def notes(self) -> list[Note]:
+        """Return what happened since the last call."""
 
-    def patch(self, module: int, /) -> None:
-        """Patch a module."""
+    def give_slot(self, slot: Slot, /) -> None:
+        """Have the launch that this thread is entering count into a slot."""
 
-    def give_slot(self, launch: LaunchData, slot: int, /) -> None:
-        """Have a launch count into a slot."""
+    def reserve(self, slots: list[Slot], /) -> None:
+        """Have the graph that this thread is launching count into slots, each for the nodes of one GPU kernel."""
 
-    def give_function_slot(self, function: int, slot: int, /) -> None:
-        """Have a GPU kernel's nodes in graphs that are launched from now on count into a slot; 0 = into none."""
+    def slab(self, number: int, /) -> int:
+        """Return where a slab was allocated; 0 = nowhere yet."""
+
+    def nodes(self) -> list[Node]:
+        """Return the GPU kernels of the graph that this thread has launched, with the slots they got."""
+
+    def forget(self, function: int, slot: int, /) -> None:
+        """Take a slot from a GPU kernel that a graph gave it to."""
 
     def allocate(self, context: int, size: int, /) -> int:
         """Return new device memory."""
-
-    def clear(self, address: int, size: int, stream: int | None, /) -> None:
-        """Zero memory in a stream's order."""
 
     def write(self, address: int, content: bytes, stream: int | None, /) -> None:
         """Copy to device memory in a stream's order; the content lives until the stream has passed."""
@@ -40,14 +43,26 @@ class Device(Protocol):
 
 @dataclass(slots=True)
 class Slab:
-    """A row of slots. ``open`` counts launches whose slot is given but which are not yet in their stream."""
+    """A row of slots. ``open`` counts slots that are given to launches which are not yet in their stream.
 
-    address: int
+    Its device memory is allocated, and cleared for each ``turn`` of using it, when the first launch begins that has a
+    slot in it.
+    """
+
+    number: int
     stream: int | None = None
+    turn: int = 0
     open: int = 0
+    lost: bool = False
     pending: list[LaunchInfo | None] = field(default_factory=list)
     sources: list[bytes] = field(default_factory=list)
     """What is being copied to the device."""
+
+    def claim(self) -> tuple[Slab, int]:
+        """Take the next place, held open; under the collector's lock."""
+        self.open += 1
+        self.pending.append(None)
+        return self, len(self.pending) - 1
 
 
 @dataclass(slots=True)
@@ -100,6 +115,10 @@ class Context:
     streams: dict[int | None, int] = field(default_factory=dict)
     regions: dict[int | None, dict[str, Region]] = field(default_factory=dict)
     refused: bool = False
+
+    def number(self, stream: int | None) -> int:
+        """Return a stream's number, in the order of first use."""
+        return self.streams.setdefault(stream, len(self.streams))
 
     def take(self, stream: int | None, *, every_stream: bool) -> list[Slab]:
         """Remove and return the slabs that can be read; one with an open launch stays."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from heapq import nlargest
 
 from pasta_otel.gpu.memory.model import Tensor
-from pasta_otel.gpu.memory.raw import Event, nothing
+from pasta_otel.gpu.memory.native import Event, nothing
 
 MOST_ENTRIES = 16_384
 """Entries of the device's table: 14 steps of its binary search, 393 KB."""

@@ -1,0 +1,102 @@
+#include "notes.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "patches.h"
+
+enum { /* Sanitizer_CallbackIdResource */
+  CONTEXT_DESTROY_STARTING = 4,
+  MODULE_LOADED = 9,
+  DEVICE_MEMORY_ALLOC = 11,
+  DEVICE_MEMORY_FREE = 12
+};
+enum { STREAM = 1, CONTEXT = 2 }; /* Sanitizer_CallackIdSync */
+enum { MOST = 1 << 20 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* never held while anything else is waited for */
+static pasta_memory_event *events;
+static pasta_note *notes;
+static size_t events_used, events_room, notes_used, notes_room;
+static uint64_t lost;
+
+/* Return the place of one more element, or NULL and one more lost; under the lock. */
+static void *one_more(void **list, size_t *used, size_t *room, size_t size) {
+  if (*used == *room) {
+    size_t more = *room ? 2 * *room : 256;
+    void *larger = more <= MOST ? realloc(*list, more * size) : NULL;
+    if (!larger) return lost++, NULL;
+    *list = larger, *room = more;
+  }
+  return (char *)*list + size * (*used)++;
+}
+
+static void note_memory(int freed, const void *data) {
+  uint64_t place[2]; /* Sanitizer_ResourceMemoryData: address, size */
+  memcpy(place, data, sizeof place);
+  pthread_mutex_lock(&lock);
+  pasta_memory_event *one = one_more((void **)&events, &events_used, &events_room, sizeof *one);
+  if (one) *one = (pasta_memory_event){freed, place[0], place[1]};
+  pthread_mutex_unlock(&lock);
+}
+
+static void note(pasta_note new) {
+  pthread_mutex_lock(&lock);
+  const pasta_note *last = notes_used ? &notes[notes_used - 1] : NULL;
+  int synchronized = new.kind == PASTA_STREAM_SYNCHRONIZED || new.kind == PASTA_CONTEXT_SYNCHRONIZED;
+  int again = synchronized && last && last->kind == new.kind && last->context == new.context;
+  again = again && last->value == new.value;
+  pasta_note *one = again ? NULL : one_more((void **)&notes, &notes_used, &notes_room, sizeof *one);
+  if (one) *one = new;
+  pthread_mutex_unlock(&lock);
+}
+
+void pasta_note_refusal(int kind, void *context, int value, const char *call) {
+  note((pasta_note){(uint64_t)kind, (uintptr_t)context, (uint64_t)(int64_t)value, call});
+}
+
+void pasta_resource(uint32_t id, const void *data) {
+  if (id == DEVICE_MEMORY_ALLOC || id == DEVICE_MEMORY_FREE) {
+    note_memory(id == DEVICE_MEMORY_FREE, data);
+  } else if (id == MODULE_LOADED) {
+    pasta_patch_module(data);
+  } else if (id == CONTEXT_DESTROY_STARTING) {
+    void *context = *(void *const *)data;
+    pasta_patch_context_gone(context);
+    note((pasta_note){PASTA_CONTEXT_GONE, (uintptr_t)context, 0, NULL});
+  }
+}
+
+void pasta_synchronized(uint32_t id, const void *data) {
+  void *const *of = data; /* Sanitizer_SynchronizeData: context, stream, handle */
+  if (id == STREAM)
+    note((pasta_note){PASTA_STREAM_SYNCHRONIZED, (uintptr_t)of[0], (uintptr_t)of[2], NULL});
+  else if (id == CONTEXT)
+    note((pasta_note){PASTA_CONTEXT_SYNCHRONIZED, (uintptr_t)of[0], 0, NULL});
+}
+
+pasta_memory_event *pasta_take_memory(size_t *count) {
+  pthread_mutex_lock(&lock);
+  pasta_memory_event *taken = events;
+  *count = events_used;
+  events = NULL, events_used = events_room = 0;
+  pthread_mutex_unlock(&lock);
+  return taken;
+}
+
+pasta_note *pasta_take_notes(size_t *count) {
+  pthread_mutex_lock(&lock);
+  pasta_note *taken = notes;
+  *count = notes_used;
+  notes = NULL, notes_used = notes_room = 0;
+  pthread_mutex_unlock(&lock);
+  return taken;
+}
+
+uint64_t pasta_lost_notes(void) {
+  pthread_mutex_lock(&lock);
+  uint64_t now = lost;
+  pthread_mutex_unlock(&lock);
+  return now;
+}
