@@ -101,6 +101,8 @@ static struct {
 
 void pasta_receive_for(const pasta_receiver *receiver) {
   to = *receiver;
+  memset(slabs, 0, sizeof slabs); /* an earlier receiver's */
+  atomic_store(&given_used, 0);
   atomic_store(&driver.known, 0);
   atomic_store(&listening, 1);
 }

@@ -1,0 +1,258 @@
+"""Native receiver, Sanitizer and collector together, over a fake of the Sanitizer API and the driver with their locks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pasta_otel.gpu.memory.collector import Collector
+from pasta_otel.gpu.memory.library import source
+from pasta_otel.gpu.memory.sanitizer import Sanitizer
+from pasta_otel.gpu.memory.selection import Selection
+from pasta_otel.gpu.memory.tool import Instruction, Tool
+from tests.unit.fake_sanitizer import DEFAULT_STREAM, LAUNCHES, RESULT, How, Program, build
+
+pytest.importorskip("pasta_otel._native._sanitizer", reason="built without a C compiler")
+ROOT = Path(__file__).parents[2]
+SLOT_BYTES = 4096
+NOT_AN_INSTRUCTION = 60
+
+
+class Sum(Tool):
+    """Reads what the fake's launches add up; a launch that counted nothing has no result."""
+
+    name, source = "sum", source()
+    patches = {Instruction.BLOCK_ENTER: "Enter"}  # noqa: RUF012 - read only
+    optional = {NOT_AN_INSTRUCTION: "Never"}  # noqa: RUF012 - read only
+    slot_bytes = SLOT_BYTES
+    content = (0xABC).to_bytes(8, "little")
+
+    def header(self, memory):
+        del memory
+        return self.content
+
+    def decode(self, record):
+        words = np.frombuffer(record.slot, dtype=np.uint64)
+        assert words[0] == 0xABC
+        return (int(words[RESULT]), int(words[LAUNCHES])) if words[LAUNCHES] else None
+
+
+class Analysed:
+    """A program that uses the fake, under analysis."""
+
+    def __init__(self, path: str, selection: Selection | None = None) -> None:
+        self.program, self.tool, self.problems = Program(path), Sum(), []
+        self.sanitizer = Sanitizer(path, self.tool.functions, self.tool.optional_functions, driver=path)
+        selection = selection or Selection()
+        self.collector = Collector(self.sanitizer, selection, self.tool, on_problem=self.problems.append)
+        self.sanitizer.subscribe(self.collector.on_call, "patches.fatbin", selection.texts)
+
+    @property
+    def results(self) -> list[tuple[str, int, tuple[int, int]]]:
+        """Return name, blocks, and what was counted, in the order of reading."""
+        return [(launch.name, launch.grid[0], counted) for launch, counted in self.collector.launches]
+
+    def end(self) -> None:
+        self.collector.finish()
+        self.sanitizer.stop()
+        assert self.problems == []
+        assert self.program.errors == 0, self.program.last_error
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> str:
+    return build(tmp_path_factory.mktemp("fake") / "fake_sanitizer.so")
+
+
+@pytest.fixture
+def analysed(library):
+    running = Analysed(library)
+    yield running
+    running.end()
+
+
+@pytest.mark.parametrize("how", [How.KERNEL, How.KERNEL_EX, How.COOPERATIVE, How.PER_THREAD])
+@pytest.mark.parametrize("lazily", [True, False])
+def test_every_way_to_launch_is_counted_from_the_first_launch_on(analysed, how, lazily):
+    program = analysed.program
+    handle = program.kernel("add") if lazily else program.function("add")
+    for value in (5, 6):
+        program.launch(handle, program.stream(1), value=value, grid_x=value, how=how)
+    assert analysed.results == []
+    analysed.collector.finish()
+    assert analysed.results == [("add", 5, (5, 1)), ("add", 6, (6, 1))]
+
+
+def test_results_are_there_once_the_program_has_synchronised_and_somebody_asks(analysed):
+    program = analysed.program
+    one, other = program.stream(1), program.stream(2)
+    handle = program.kernel("k")
+    program.launch(handle, one, value=1)
+    program.launch(handle, other, value=2)
+    program.synchronize(other)
+    analysed.collector.settle()
+    assert [counted for _, _, counted in analysed.results] == [(2, 1)]
+    program.synchronize()
+    program.launch(handle, None, value=3)
+    assert [counted for _, _, counted in analysed.results] == [(2, 1), (1, 1)]
+    program.synchronize(DEFAULT_STREAM)
+    analysed.collector.settle()
+    assert analysed.results[-1][2] == (3, 1)
+
+
+def test_launches_that_fail_or_are_captured_count_for_nobody(analysed):
+    program, stream = analysed.program, analysed.program.stream(1)
+    handle = program.kernel("k")
+    program.launch(handle, stream, value=1, how=How.FAILS)
+    program.launch(handle, stream, value=2, how=How.CAPTURED)
+    program.launch(handle, stream, value=3)
+    analysed.collector.finish()
+    assert [counted for _, _, counted in analysed.results] == [(3, 1)]
+    assert analysed.collector.skipped == {"not_run": 1}
+    assert analysed.collector.seen == 2
+
+
+def test_launches_by_calls_that_nobody_knows_are_said(analysed):
+    program = analysed.program
+    before = analysed.sanitizer.unknown_launches()
+    program.launch(program.kernel("k"), None, how=How.UNKNOWN)
+    analysed.collector.finish()
+    assert analysed.results == []
+    assert analysed.sanitizer.unknown_launches() == before + 1
+
+
+def test_a_graphs_gpu_kernels_are_counted_each_time_it_is_launched_and_not_when_it_is_uploaded(analysed):
+    program, stream = analysed.program, analysed.program.stream(1)
+    neg, add = program.kernel("neg"), program.function("add")
+    nodes = [(neg, 1, 4), (add, 10, 5), (neg, 2, 6)]
+    program.graph(0x77, stream, nodes, upload=True)
+    for _ in range(3):
+        program.graph(0x77, stream, nodes)
+    analysed.collector.finish()
+    assert Counter(analysed.results) == {("neg", 4, (3, 2)): 3, ("add", 5, (10, 1)): 3}
+    assert analysed.collector.seen == 9
+    assert {launch.nodes for launch, _ in analysed.collector.launches} == {1, 2}
+
+
+def test_a_launch_that_is_not_chosen_does_not_count_where_a_graph_did(library):
+    analysed = Analysed(library, Selection(every=2))
+    program = analysed.program
+    handle = program.function("k")
+    program.graph(0x77, None, [(handle, 5, 1)])
+    program.launch(handle, None, value=100)
+    program.graph(0x77, None, [(handle, 6, 1)])
+    analysed.end()
+    assert [counted for _, _, counted in analysed.results] == [(5, 1), (6, 1)]
+    assert analysed.collector.skipped == {"sample": 1}
+
+
+def test_only_modules_that_may_hold_a_chosen_gpu_kernel_are_patched(library):
+    analysed = Analysed(library, Selection(names=("*softmax*",)))
+    program = analysed.program
+    chosen, other = program.kernel("row_softmax_kernel"), program.function("sum_kernel")
+    program.launch(chosen, None, value=1)
+    program.launch(other, None, value=2)
+    analysed.end()
+    assert (program.patched(chosen), program.patched(other)) == (True, False)
+    assert [name for name, _, _ in analysed.results] == ["row_softmax_kernel"]
+    assert analysed.collector.unpatched == 1
+    assert analysed.collector.skipped == {"name": 1}
+
+
+def test_an_instruction_that_the_library_does_not_know_is_remembered(analysed):
+    analysed.program.launch(analysed.program.kernel("k"), None)
+    analysed.collector.finish()
+    assert analysed.sanitizer.unknown == {NOT_AN_INSTRUCTION}
+
+
+def test_a_stream_that_is_destroyed_is_read_before(analysed):
+    program, stream = analysed.program, analysed.program.stream(1)
+    program.launch(program.kernel("k"), stream, value=9)
+    program.destroy_stream(stream)
+    assert [counted for _, _, counted in analysed.results] == [(9, 1)]
+
+
+def test_a_context_that_is_destroyed_is_read_before_and_its_successor_is_analysed(analysed):
+    program = analysed.program
+    program.launch(program.kernel("k"), None, value=9)
+    program.destroy_context()
+    assert [counted for _, _, counted in analysed.results] == [(9, 1)]
+    program.launch(program.kernel("k"), None, value=10)
+    analysed.collector.finish()
+    assert [counted for _, _, counted in analysed.results] == [(9, 1), (10, 1)]
+
+
+def test_threads_that_share_a_stream_lose_nothing_with_little_device_memory(library):
+    analysed = Analysed(library, Selection(device_bytes=1 << 20))
+    program = analysed.program
+    program.linger(5)
+    handles = [program.kernel(f"k{number}") for number in range(4)]
+
+    def work(number):
+        for value in range(1, 301):
+            program.launch(handles[number], None, value=value, grid_x=value, how=How(value % 3))
+            if value % 50 == 0:
+                program.synchronize()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    analysed.end()
+    assert len(analysed.results) == 1200
+    assert all(counted == (grid, 1) for _, grid, counted in analysed.results)
+
+
+MEETING = """
+import sys, threading
+from tests.unit.test_memory_launches import Analysed, How
+analysed = Analysed(sys.argv[1])
+program = analysed.program
+program.linger(20)
+handles = [program.kernel(f"k{number}") for number in range(4)]
+sys.setswitchinterval(1e-5)
+
+def launch(number):
+    for value in range(1, 401):
+        if value % 5:
+            program.launch(handles[number], program.stream(number), value=value, grid_x=value, how=How(value % 3))
+        else:
+            program.graph(number + 1, program.stream(number), [(handles[number], value, value)])
+        if value % 40 == 0:
+            program.synchronize(program.stream(number))
+
+def allocate():
+    for turn in range(300):
+        program.free(program.malloc(1 << 20))
+        if turn % 50 == 0:
+            program.empty_cache()
+            program.first_malloc(2)
+
+def drop():
+    for _ in range(4000):
+        program.drop_a_tensor()
+
+works = [(launch, number) for number in range(4)] + [(allocate,), (allocate,), (drop,), (drop,)]
+threads = [threading.Thread(target=work, args=arguments) for work, *arguments in works]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+analysed.end()
+assert all(counted == (grid, 1) for _, grid, counted in analysed.results), analysed.results
+print(len(analysed.results))
+"""
+
+
+def test_threads_that_launch_allocate_and_drop_tensors_at_once_never_wait_for_each_other_for_ever(library):
+    command = [sys.executable, "-X", "faulthandler", "-c", MEETING, library]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.strip() == "1600"
