@@ -12,13 +12,14 @@ from setuptools.command.build_py import build_py
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 LIMITED = [] if FREE_THREADED else [("Py_LIMITED_API", "0x030B0000")]
 
-# Without a compiler the package is built as pure Python (and tagged so): all of it but GPU kernel capture and memory analysis works. A
-# compiler that fails is an error, and PASTA_NATIVE=require makes a missing one an error too: releases set it.
+# Without a compiler the package is built as pure Python (and tagged so): all of it but GPU kernel capture and memory
+# analysis works. A compiler that fails is an error, and PASTA_NATIVE=require makes a missing one an error too: releases
+# set it.
 COMPILER = os.environ.get("CC", sysconfig.get_config_var("CC") or "cc").split()[0]
 HEADERS = Path(sysconfig.get_path("include")) / "Python.h"
 NATIVE = os.environ.get("PASTA_NATIVE") == "require" or bool(shutil.which(COMPILER) and HEADERS.exists())
 if not NATIVE:
-    sys.stderr.write("pasta-otel: no C compiler or Python.h: no GPU kernel capture (gcc and python3-dev bring it)\n")
+    sys.stderr.write("pasta-otel: no C compiler or Python.h: no GPU kernel capture, no memory analysis (gcc and python3-dev bring it)\n")
 
 
 class BuildWithProbes(build_py):
