@@ -19,7 +19,9 @@ COMPILER = os.environ.get("CC", sysconfig.get_config_var("CC") or "cc").split()[
 HEADERS = Path(sysconfig.get_path("include")) / "Python.h"
 NATIVE = os.environ.get("PASTA_NATIVE") == "require" or bool(shutil.which(COMPILER) and HEADERS.exists())
 if not NATIVE:
-    sys.stderr.write("pasta-otel: no C compiler or Python.h: no GPU kernel capture, no memory analysis (gcc and python3-dev bring it)\n")
+    sys.stderr.write(
+        "pasta-otel: no C compiler or Python.h: no GPU capture, no memory analysis (gcc and python3-dev bring it)\n"
+    )
 
 
 class BuildWithProbes(build_py):
