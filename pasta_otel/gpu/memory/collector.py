@@ -205,7 +205,7 @@ class Collector:
         launcher = launcher or self._who()
         try:
             self._device.give_slot(self._slot(context, data, held))
-        except PastaError as error:
+        except (PastaError, RuntimeError) as error:
             self._give_up(slab, number, error)
             return
         # only now: of a launch without its slot nothing would be counted, and that must not be read as zeros
@@ -214,7 +214,7 @@ class Collector:
             slab.pending[index] = LaunchInfo(name, *shape, context.number(data.stream), launcher, 0, number)
             self._held[threading.get_ident()] = held
 
-    def _give_up(self, slab: Slab, number: int, error: PastaError) -> None:
+    def _give_up(self, slab: Slab, number: int, error: Exception) -> None:
         with self._lock:
             slab.open -= 1
         self._lose("header" if isinstance(error, InputError) else "slot", number)
@@ -222,11 +222,10 @@ class Collector:
 
     def _leave(self, data: CallData) -> None:
         """Note that a launch is in its stream, or that it will not be analysed after all."""
-        held = self._let_go()
+        held = self._let_go(keep=not data.code)
         if held is None or not data.code:
             return
-        slab, index = held
-        launch, slab.pending[index] = slab.pending[index], None
+        slab, launch = held
         if launch is not None:
             self._lose(_REASONS.get(data.code, "slot"), launch.number)
         self._refused(data, slab, data.code)
@@ -249,12 +248,18 @@ class Collector:
             if context.filling.get(slab.stream) is slab:
                 del context.filling[slab.stream]
 
-    def _let_go(self) -> tuple[Slab, int] | None:
+    def _let_go(self, *, keep: bool = True) -> tuple[Slab, LaunchInfo | None] | None:
+        """Close this thread's slot, and return its slab and launch; from then on it may be read."""
         with self._lock:
             held = self._held.pop(threading.get_ident(), None)
-            if held is not None:
-                held[0].open -= 1
-        return held
+            if held is None:
+                return None
+            slab, index = held
+            launch = slab.pending[index]
+            if not keep:
+                slab.pending[index] = None
+            slab.open -= 1
+        return slab, launch
 
     def _enter_graph(self, data: CallData) -> None:
         """Reserve slots for the GPU kernels of a graph: which they are is told when the driver has its lock."""
