@@ -190,11 +190,13 @@ static void *read_params(kind kind, const void *params, pasta_call *data) {
   return read_shape(data, of->function, of->grid, of->block), of->stream;
 }
 
-/* The name that the Sanitizer tells at this point is not valid for every launching call. */
-static void find_name(pasta_call *data) {
+/* The name that the Sanitizer tells at this point is valid for cuLaunchKernel and cuLaunchCooperativeKernel, not for
+ * cuLaunchKernelEx; the driver tells all of them since CUDA 12.3.
+ */
+static void find_name(pasta_call *data, kind kind, const api_data *api) {
   if (driver.kernel_name && !driver.kernel_name(&data->name, data->function)) return;
   if (driver.function_name && !driver.function_name(&data->name, data->function)) return;
-  data->name = NULL;
+  data->name = kind == KERNEL ? api->symbol : NULL;
 }
 
 static int captures(void *stream) {
@@ -215,7 +217,7 @@ static void enter_launch(call *of, kind kind, const api_data *api) {
   of->kind = kind;
   int mode = RELAXED; /* what follows may allocate, while another thread captures */
   int exchanged = driver.exchange_mode && !driver.exchange_mode(&mode);
-  if (kind != GRAPH) find_name(&of->data);
+  if (kind != GRAPH) find_name(&of->data, kind, api);
   ask_python(of, kind == GRAPH ? PASTA_GRAPH_ENTER : PASTA_LAUNCH_ENTER);
   if (exchanged) driver.exchange_mode(&mode);
 }

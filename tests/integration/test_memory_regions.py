@@ -220,8 +220,8 @@ with pasta_otel.analyze(): module()
 for _ in range(50):
     with pasta_otel.analyze() as analysis: launch("k")
     wait()
-session = running()
-show(len(session.collector.launches), len(session._blocks._wanted), names(analysis))
+session, found = running(), names(analysis)
+show(len(session.collector.launches), len(session._blocks._wanted), found)
 """)
     assert shown(done) == [0, 0, {"k": 1}]
 
