@@ -222,11 +222,19 @@ static void enter_launch(call *of, kind kind, const api_data *api) {
   if (exchanged) driver.exchange_mode(&mode);
 }
 
+/* Return the place of a function in the table, or how many there are; under the lock. */
+static size_t find_given(const void *function) {
+  size_t at = 0, used = atomic_load(&given_used);
+  while (at < used && table[at].function != function) at++;
+  return at;
+}
+
 static void close_given(const call *of) {
   pthread_mutex_lock(&lock);
-  for (size_t at = 0; at < of->count; at++)
-    for (size_t in = 0; of->nodes[at].slot && in < atomic_load(&given_used); in++)
-      if (table[in].function == of->nodes[at].function && table[in].open) table[in].open--;
+  for (size_t at = 0; at < of->count; at++) {
+    size_t in = find_given(of->nodes[at].function);
+    if (of->nodes[at].slot && in < atomic_load(&given_used) && table[in].open) table[in].open--;
+  }
   pthread_mutex_unlock(&lock);
 }
 
@@ -259,26 +267,26 @@ static void driver_call(uint32_t id, const api_data *api) {
   }
 }
 
-/* Under the driver's lock. */
-static void forget(void *function) {
+void pasta_forget(void *function, uint64_t slot) {
   if (!atomic_load(&given_used)) return;
-  int found = 0;
   pthread_mutex_lock(&lock);
-  for (size_t at = 0, used = atomic_load(&given_used); at < used && !found; at++)
-    if (table[at].function == function && !table[at].open) {
-      table[at] = table[used - 1];
-      atomic_store(&given_used, used - 1);
-      found = 1;
-    }
+  size_t at = find_given(function), used = atomic_load(&given_used);
+  int found = at < used && !table[at].open && (!slot || table[at].slot == slot);
+  if (found) {
+    table[at] = table[used - 1];
+    atomic_store(&given_used, used - 1);
+  }
   pthread_mutex_unlock(&lock);
   if (found) to.set_function(function, NULL);
 }
 
+/* Under the driver's lock: whatever slot it has. */
+static void forget(void *function) { pasta_forget(function, 0); }
+
 static int remember(void *function, uint64_t slot) {
   int done = 1;
   pthread_mutex_lock(&lock);
-  size_t at = 0, used = atomic_load(&given_used);
-  while (at < used && table[at].function != function) at++;
+  size_t at = find_given(function), used = atomic_load(&given_used);
   if (at == used && used == table_room) {
     given *larger = realloc(table, (table_room ? 2 * table_room : 64) * sizeof *larger);
     if (larger) table = larger, table_room = table_room ? 2 * table_room : 64;
@@ -290,15 +298,6 @@ static int remember(void *function, uint64_t slot) {
   }
   pthread_mutex_unlock(&lock);
   return done;
-}
-
-void pasta_forget(void *function, uint64_t slot) {
-  int found = 0;
-  pthread_mutex_lock(&lock);
-  for (size_t at = 0; at < atomic_load(&given_used) && !found; at++)
-    found = table[at].function == function && table[at].slot == slot && !table[at].open;
-  pthread_mutex_unlock(&lock);
-  if (found) forget(function);
 }
 
 /* Return the address of a slot, ready in the stream's order, or 0 and why. All of it under the driver's lock: GPU kernels

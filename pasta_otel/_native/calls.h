@@ -74,7 +74,7 @@ int pasta_reserve(const pasta_slot *slots, size_t count);
 const pasta_node *pasta_nodes(size_t *count);
 /* Return where a slab was allocated; 0 = nowhere yet. */
 uint64_t pasta_slab(uint32_t slab);
-/* Take a slot from a function that has it; launches that are given none would count there. */
+/* Take a slot (0 = any) from a function that has it; launches that are given none would count there. */
 void pasta_forget(void *function, uint64_t slot);
 /* Launches that began in a call that we do not know: nobody was asked. */
 uint64_t pasta_unknown_launches(void);

@@ -16,38 +16,50 @@ enum { STREAM = 1, CONTEXT = 2 }; /* Sanitizer_CallackIdSync */
 enum { MOST = 1 << 20 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* never held while anything else is waited for */
-static pasta_memory_event *events;
-static pasta_note *notes;
-static size_t events_used, events_room, notes_used, notes_room;
+typedef struct {
+  void *items;
+  size_t used, room;
+} list;
+static list events, notes; /* of pasta_memory_event and pasta_note */
 static uint64_t lost;
 
 /* Return the place of one more element, or NULL and one more lost; under the lock. */
-static void *one_more(void **list, size_t *used, size_t *room, size_t size) {
-  if (*used == *room) {
-    size_t more = *room ? 2 * *room : 256;
-    void *larger = more <= MOST ? realloc(*list, more * size) : NULL;
+static void *one_more(list *of, size_t size) {
+  if (of->used == of->room) {
+    size_t more = of->room ? 2 * of->room : 256;
+    void *larger = more <= MOST ? realloc(of->items, more * size) : NULL;
     if (!larger) return lost++, NULL;
-    *list = larger, *room = more;
+    of->items = larger, of->room = more;
   }
-  return (char *)*list + size * (*used)++;
+  return (char *)of->items + size * of->used++;
+}
+
+/* Return all elements, and begin an empty list. */
+static void *take(list *of, size_t *count) {
+  pthread_mutex_lock(&lock);
+  void *items = of->items;
+  *count = of->used;
+  *of = (list){0};
+  pthread_mutex_unlock(&lock);
+  return items;
 }
 
 static void note_memory(int freed, const void *data) {
   uint64_t place[2]; /* Sanitizer_ResourceMemoryData: address, size */
   memcpy(place, data, sizeof place);
   pthread_mutex_lock(&lock);
-  pasta_memory_event *one = one_more((void **)&events, &events_used, &events_room, sizeof *one);
+  pasta_memory_event *one = one_more(&events, sizeof *one);
   if (one) *one = (pasta_memory_event){freed, place[0], place[1]};
   pthread_mutex_unlock(&lock);
 }
 
 static void note(pasta_note new) {
   pthread_mutex_lock(&lock);
-  const pasta_note *last = notes_used ? &notes[notes_used - 1] : NULL;
+  const pasta_note *last = notes.used ? (const pasta_note *)notes.items + notes.used - 1 : NULL;
   int synchronized = new.kind == PASTA_STREAM_SYNCHRONIZED || new.kind == PASTA_CONTEXT_SYNCHRONIZED;
   int again = synchronized && last && last->kind == new.kind && last->context == new.context;
   again = again && last->value == new.value;
-  pasta_note *one = again ? NULL : one_more((void **)&notes, &notes_used, &notes_room, sizeof *one);
+  pasta_note *one = again ? NULL : one_more(&notes, sizeof *one);
   if (one) *one = new;
   pthread_mutex_unlock(&lock);
 }
@@ -76,23 +88,9 @@ void pasta_synchronized(uint32_t id, const void *data) {
     note((pasta_note){PASTA_CONTEXT_SYNCHRONIZED, (uintptr_t)of[0], 0, NULL});
 }
 
-pasta_memory_event *pasta_take_memory(size_t *count) {
-  pthread_mutex_lock(&lock);
-  pasta_memory_event *taken = events;
-  *count = events_used;
-  events = NULL, events_used = events_room = 0;
-  pthread_mutex_unlock(&lock);
-  return taken;
-}
+pasta_memory_event *pasta_take_memory(size_t *count) { return take(&events, count); }
 
-pasta_note *pasta_take_notes(size_t *count) {
-  pthread_mutex_lock(&lock);
-  pasta_note *taken = notes;
-  *count = notes_used;
-  notes = NULL, notes_used = notes_room = 0;
-  pthread_mutex_unlock(&lock);
-  return taken;
-}
+pasta_note *pasta_take_notes(size_t *count) { return take(&notes, count); }
 
 uint64_t pasta_lost_notes(void) {
   pthread_mutex_lock(&lock);
