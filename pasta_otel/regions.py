@@ -37,7 +37,7 @@ def analyze(  # noqa: PLR0913 - keyword-only options, each with a default
         modules: Shell patterns of the torch modules that launch, by qualified name; none = all.
         every: Of the launches of one name, every how-many-th.
         count: Most launches in this block.
-        device_bytes: Most device memory for results; the first block of a process decides for all.
+        device_bytes: Most device memory for results on a GPU; the first block of a process decides for all.
         hotness: Whether to count by 2 MiB range and by tensor too; the first block of a process decides for all.
         tool: ``FILE.py:Class``, ``package.module:Class`` or a tool; None = memory accesses, or what the command counts.
 

@@ -63,18 +63,20 @@ typedef enum { UNKNOWN, OTHER, KERNEL, CONFIGURED, GRAPH, DESTROY, CAPTURED } ki
 typedef struct {
   kind kind;
   int in_python, begun;
+  int mode, exchanged; /* the thread's way to meet captures of streams, while it is ours */
   pasta_call data;
   int given;
   pasta_slot slot, *reserved;
   size_t reserved_count, reserved_used;
+  int no_memory;
   pasta_node *nodes;
   size_t count, room;
 } call;
 
 typedef struct {
   void *function;
-  uint64_t slot;
-  int open; /* launches of graphs that have not yet put it into their stream */
+  const call *by; /* the launch of a graph that may not yet have put it into its stream; NULL = it has */
+  int spoilt;     /* somebody else launched the function meanwhile */
 } given;
 
 static pasta_receiver to;
@@ -163,11 +165,26 @@ static kind kind_of(uint32_t id, const char *name) {
   return found;
 }
 
-static void ask_python(call *of, uint32_t id) {
+static void call_python(uint32_t id, pasta_call *data) {
   if (!atomic_load(&listening)) return; /* Python may be about to end */
+  to.python(NULL, DRIVER_API, id, data);
+  if (to.after) to.after();
+}
+
+static void ask_python(call *of, uint32_t id) {
   of->in_python = 1;
-  to.python(NULL, DRIVER_API, id, &of->data);
+  call_python(id, &of->data);
   of->in_python = 0;
+}
+
+/* Between these two the thread may allocate and wait, also while another one captures a stream. */
+static int relax(int *mode) {
+  *mode = RELAXED;
+  return driver.exchange_mode && !driver.exchange_mode(mode);
+}
+
+static void restore(int exchanged, int *mode) {
+  if (exchanged) driver.exchange_mode(mode);
 }
 
 static void read_shape(pasta_call *data, void *function, const uint32_t *grid, const uint32_t *block) {
@@ -176,18 +193,22 @@ static void read_shape(pasta_call *data, void *function, const uint32_t *grid, c
   memcpy(data->block, block, sizeof data->block);
 }
 
-/* Read the parameters of a launching call, and return its stream. */
-static void *read_params(kind kind, const void *params, pasta_call *data) {
+/* Read the parameters of a launching call; returns -1 where there are none: the driver will refuse them. */
+static int read_params(kind kind, const void *params, pasta_call *data, void **stream) {
   if (kind == GRAPH) {
     const graph_params *of = params;
-    return data->function = of->graph, of->stream;
-  }
-  if (kind == CONFIGURED) {
+    data->function = of->graph, *stream = of->stream;
+  } else if (kind == CONFIGURED) {
     const configured_params *of = params;
-    return read_shape(data, of->function, of->config->grid, of->config->block), of->config->stream;
+    if (!of->config) return -1;
+    read_shape(data, of->function, of->config->grid, of->config->block);
+    *stream = of->config->stream;
+  } else {
+    const kernel_params *of = params;
+    read_shape(data, of->function, of->grid, of->block);
+    *stream = of->stream;
   }
-  const kernel_params *of = params;
-  return read_shape(data, of->function, of->grid, of->block), of->stream;
+  return 0;
 }
 
 /* The name that the Sanitizer tells at this point is valid for cuLaunchKernel and cuLaunchCooperativeKernel, not for
@@ -208,18 +229,18 @@ static void enter_launch(call *of, kind kind, const api_data *api) {
   memset(&of->data, 0, sizeof of->data);
   of->given = of->begun = 0;
   of->data.context = api->context;
-  void *stream = read_params(kind, api->params, &of->data);
+  of->kind = CAPTURED; /* or refused by the driver: left alone */
+  of->exchanged = 0;
+  void *stream = NULL;
+  if (read_params(kind, api->params, &of->data, &stream)) return;
   if (!stream && ends_with(api->function, strlen(api->function), "_ptsz")) stream = PER_THREAD;
-  of->kind = CAPTURED;
   find_driver();
   if (captures(stream)) return;
   if (to.stream_handle(api->context, stream, &of->data.stream)) return;
   of->kind = kind;
-  int mode = RELAXED; /* what follows may allocate, while another thread captures */
-  int exchanged = driver.exchange_mode && !driver.exchange_mode(&mode);
+  of->exchanged = relax(&of->mode);
   if (kind != GRAPH) find_name(&of->data, kind, api);
   ask_python(of, kind == GRAPH ? PASTA_GRAPH_ENTER : PASTA_LAUNCH_ENTER);
-  if (exchanged) driver.exchange_mode(&mode);
 }
 
 /* Return the place of a function in the table, or how many there are; under the lock. */
@@ -229,27 +250,53 @@ static size_t find_given(const void *function) {
   return at;
 }
 
-static void close_given(const call *of) {
+/* Under the lock. */
+static void remove_given(size_t at) {
+  size_t last = atomic_load(&given_used) - 1;
+  table[at] = table[last];
+  atomic_store(&given_used, last);
+}
+
+/* A graph's launch is over: others may have its functions. */
+static void close_given(call *of) {
   pthread_mutex_lock(&lock);
   for (size_t at = 0; at < of->count; at++) {
     size_t in = find_given(of->nodes[at].function);
-    if (of->nodes[at].slot && in < atomic_load(&given_used) && table[in].open) table[in].open--;
+    if (!of->nodes[at].slot || in == atomic_load(&given_used) || table[in].by != of) continue;
+    table[in].by = NULL;
+    if (!table[in].spoilt) continue;
+    of->nodes[at].code = PASTA_SHARED;
+    remove_given(in);
   }
   pthread_mutex_unlock(&lock);
 }
 
+static void leave_graph(call *of) {
+  close_given(of);
+  ask_python(of, PASTA_GRAPH_LEAVE);
+  for (size_t at = 0; at < of->count; at++) free(of->nodes[at].name);
+  free(of->nodes), free(of->reserved);
+  of->nodes = NULL, of->reserved = NULL;
+  of->count = of->room = of->reserved_count = of->reserved_used = 0;
+  of->no_memory = 0;
+}
+
 static void leave_launch(call *of) {
   if (of->kind == GRAPH) {
-    close_given(of);
-    ask_python(of, PASTA_GRAPH_LEAVE);
-    free(of->nodes), free(of->reserved);
-    of->nodes = NULL, of->reserved = NULL;
-    of->count = of->room = of->reserved_count = of->reserved_used = 0;
+    leave_graph(of);
   } else if (of->kind != CAPTURED && of->given) {
     if (!of->begun) of->data.code = PASTA_NOT_BEGUN;
     ask_python(of, PASTA_LAUNCH_LEAVE);
   }
+  restore(of->exchanged, &of->mode);
+  of->exchanged = 0;
   of->kind = UNKNOWN;
+}
+
+static void destroy_enters(void) {
+  int mode, exchanged = relax(&mode);
+  call_python(PASTA_DESTROY_ENTER, NULL);
+  restore(exchanged, &mode);
 }
 
 static void driver_call(uint32_t id, const api_data *api) {
@@ -257,7 +304,7 @@ static void driver_call(uint32_t id, const api_data *api) {
   call *of = &current;
   if (kind == OTHER || kind == UNKNOWN) return;
   if (kind == DESTROY) {
-    if (api->site == ENTER && atomic_load(&listening)) to.python(NULL, DRIVER_API, PASTA_DESTROY_ENTER, NULL);
+    if (api->site == ENTER && atomic_load(&listening)) destroy_enters();
   } else if (of->in_python) {
     return; /* a launch by what Python does for another one: left alone */
   } else if (api->site == ENTER) {
@@ -267,23 +314,33 @@ static void driver_call(uint32_t id, const api_data *api) {
   }
 }
 
-void pasta_forget(void *function, uint64_t slot) {
-  if (!atomic_load(&given_used)) return;
+/* Where a launch in another thread has given the function a slot and may not yet have used it, neither of the two can be
+ * told from the other: both lose it.
+ */
+static int spoil(const void *function, const call *of) {
+  if (!atomic_load(&given_used)) return 0;
   pthread_mutex_lock(&lock);
-  size_t at = find_given(function), used = atomic_load(&given_used);
-  int found = at < used && !table[at].open && (!slot || table[at].slot == slot);
-  if (found) {
-    table[at] = table[used - 1];
-    atomic_store(&given_used, used - 1);
-  }
+  size_t at = find_given(function);
+  int shared = at < atomic_load(&given_used) && table[at].by && table[at].by != of;
+  if (shared) table[at].spoilt = 1;
+  pthread_mutex_unlock(&lock);
+  return shared;
+}
+
+/* Under the driver's lock: take a slot from a function that a launch of a graph gave it to; this launch has none, and
+ * would count there.
+ */
+static void forget(void *function, const call *of) {
+  if (!atomic_load(&given_used)) return;
+  int found = spoil(function, of);
+  pthread_mutex_lock(&lock);
+  size_t at = find_given(function);
+  if (at < atomic_load(&given_used) && !table[at].by) found = 1, remove_given(at);
   pthread_mutex_unlock(&lock);
   if (found) to.set_function(function, NULL);
 }
 
-/* Under the driver's lock: whatever slot it has. */
-static void forget(void *function) { pasta_forget(function, 0); }
-
-static int remember(void *function, uint64_t slot) {
+static int remember(void *function, const call *by) {
   int done = 1;
   pthread_mutex_lock(&lock);
   size_t at = find_given(function), used = atomic_load(&given_used);
@@ -293,7 +350,7 @@ static int remember(void *function, uint64_t slot) {
     done = larger != NULL;
   }
   if (done) {
-    table[at] = (given){function, slot, at < used ? table[at].open + 1 : 1};
+    table[at] = (given){function, by, 0};
     if (at == used) atomic_store(&given_used, used + 1);
   }
   pthread_mutex_unlock(&lock);
@@ -330,7 +387,7 @@ static void launch_begins(const launch_data *launch) {
   int32_t code = PASTA_NOT_BEGUN;
   uint64_t slot = known && of->given ? prepare(&of->slot, launch->context, launch->handle, &code) : 0;
   if (slot) code = to.set_launch(launch->launch, launch->function, launch->handle, (void *)(uintptr_t)slot);
-  if (code) forget(launch->function);
+  if (code) forget(launch->function, of);
   if (known) of->data.code = code;
 }
 
@@ -344,22 +401,42 @@ static pasta_node *node_of(call *of, const launch_data *launch) {
     of->nodes = larger, of->room = more;
   }
   pasta_node *node = &of->nodes[of->count++];
-  *node = (pasta_node){.function = launch->function, .name = launch->name, .place = -1};
+  *node = (pasta_node){.function = launch->function, .place = -1};
+  node->name = launch->name ? strdup(launch->name) : NULL; /* the graph may be gone when Python asks */
   memcpy(node->grid, launch->grid, sizeof node->grid);
   memcpy(node->block, launch->block, sizeof node->block);
   return node;
 }
 
+/* Return the next reserved slot that can be made ready, or 0 and why. */
+static uint64_t next_ready(call *of, pasta_node *node) {
+  while (of->reserved_used < of->reserved_count) {
+    const pasta_slot *slot = &of->reserved[of->reserved_used];
+    node->place = (int32_t)of->reserved_used;
+    uint64_t address = prepare(slot, of->data.context, of->data.stream, &node->code);
+    if (address || node->code != PASTA_NO_MEMORY) return address;
+    of->no_memory = 1;
+    uint32_t slab = slot->slab;
+    while (of->reserved_used < of->reserved_count && of->reserved[of->reserved_used].slab == slab) of->reserved_used++;
+  }
+  if (of->no_memory) node->code = PASTA_NO_MEMORY;
+  return 0;
+}
+
 static void give_node(call *of, pasta_node *node) {
-  size_t place = of->reserved_used;
-  uint64_t slot = 0;
-  if (place < of->reserved_count) slot = prepare(&of->reserved[place], of->data.context, of->data.stream, &node->code);
-  if (!slot || !remember(node->function, slot)) {
-    forget(node->function);
+  if (spoil(node->function, of)) {
+    node->code = PASTA_SHARED;
+    to.set_function(node->function, NULL);
+    return;
+  }
+  uint64_t slot = next_ready(of, node);
+  if (!slot || !remember(node->function, of)) {
+    if (!node->code) node->place = -1;
+    forget(node->function, of);
     return;
   }
   of->reserved_used++;
-  node->slot = slot, node->place = (int32_t)place;
+  node->slot = slot;
   node->code = to.set_function(node->function, (void *)(uintptr_t)slot);
 }
 
@@ -367,7 +444,7 @@ static void node_begins(const node_data *data) {
   call *of = &current;
   if (data->type != KERNEL_NODE) return;
   if (of->kind != GRAPH || of->in_python) { /* an upload, or a call that we do not know */
-    forget(data->launch.function);
+    forget(data->launch.function, of);
     return;
   }
   pasta_node *node = node_of(of, &data->launch);
@@ -378,6 +455,8 @@ void pasta_receive(void *user, int domain, uint32_t id, const void *data) {
   (void)user;
   if (domain == DRIVER_API)
     driver_call(id, data);
+  else if (!atomic_load(&listening)) /* in a forked child too, where other threads' locks stay taken */
+    return;
   else if (domain == RESOURCE)
     pasta_resource(id, data);
   else if (domain == SYNCHRONIZE)

@@ -21,7 +21,7 @@ enum { /* what Python is called with as id; the domain is the driver API's */
   PASTA_DESTROY_ENTER = 5
 };
 
-enum { PASTA_NOT_BEGUN = -1, PASTA_NO_MEMORY = -2 };
+enum { PASTA_NOT_BEGUN = -1, PASTA_NO_MEMORY = -2, PASTA_SHARED = -3 };
 
 typedef struct {    /* the data of these: one launch */
   void *context;
@@ -34,12 +34,12 @@ typedef struct {    /* the data of these: one launch */
 
 typedef struct {    /* all nodes of one GPU kernel in a launch of a graph */
   void *function;
-  const char *name;
+  char *name;
   uint32_t grid[3], block[3]; /* the first one's */
-  int32_t code;
+  int32_t code;     /* what came of the slot: SanitizerResult, PASTA_NO_MEMORY or PASTA_SHARED */
   uint32_t count;
   uint64_t slot;    /* 0 = none */
-  int32_t place;    /* which of those reserved; -1 = none */
+  int32_t place;    /* which of those reserved, also where it could not be made ready; -1 = none */
 } pasta_node;
 
 enum { PASTA_MOST_SLABS = 1 << 16 };
@@ -54,6 +54,7 @@ typedef struct { /* a place in a row of slots (a slab), which is allocated and c
 
 typedef struct {
   pasta_callback python;
+  void (*after)(void);                                                       /* is called when Python has returned */
   int (*allocate)(void *context, void **address, size_t size);               /* sanitizerAlloc */
   int (*clear)(void *address, int value, size_t size, void *stream);         /* sanitizerMemset */
   int (*write)(void *address, const void *from, size_t size, void *stream);  /* sanitizerMemcpyHostToDeviceAsync */
@@ -74,8 +75,6 @@ int pasta_reserve(const pasta_slot *slots, size_t count);
 const pasta_node *pasta_nodes(size_t *count);
 /* Return where a slab was allocated; 0 = nowhere yet. */
 uint64_t pasta_slab(uint32_t slab);
-/* Take a slot (0 = any) from a function that has it; launches that are given none would count there. */
-void pasta_forget(void *function, uint64_t slot);
 /* Launches that began in a call that we do not know: nobody was asked. */
 uint64_t pasta_unknown_launches(void);
 

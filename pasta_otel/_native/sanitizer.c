@@ -11,6 +11,29 @@
 
 static char driver_file[4096];
 
+static __thread PyObject *later; /* an exception for the program, from within one of its calls into the driver */
+
+static int raise_it(void *exception) {
+  PyErr_SetObject((PyObject *)Py_TYPE((PyObject *)exception), exception);
+  Py_DECREF((PyObject *)exception);
+  return -1;
+}
+
+/* Python has returned, and may not be entered now. */
+static void after(void) {
+  if (later && Py_AddPendingCall(raise_it, later)) return; /* the queue is full: the next call tries again */
+  later = NULL;
+}
+
+static PyObject *raise_later(PyObject *self, PyObject *exception) {
+  (void)self;
+  if (!PyExceptionInstance_Check(exception)) return PyErr_SetString(PyExc_TypeError, "not an exception"), NULL;
+  Py_XDECREF(later);
+  Py_INCREF(exception);
+  later = exception;
+  Py_RETURN_NONE;
+}
+
 static PyObject *receiver(PyObject *self, PyObject *arguments) {
   unsigned long long python, allocate, clear, write, set_launch, set_function, stream_handle;
   const char *driver;
@@ -24,6 +47,7 @@ static PyObject *receiver(PyObject *self, PyObject *arguments) {
   strcpy(driver_file, driver);
   to.driver = driver_file;
   to.python = (pasta_callback)(uintptr_t)python;
+  to.after = after;
   to.allocate = (int (*)(void *, void **, size_t))(uintptr_t)allocate;
   to.clear = (int (*)(void *, int, size_t, void *))(uintptr_t)clear;
   to.write = (int (*)(void *, const void *, size_t, void *))(uintptr_t)write;
@@ -155,16 +179,6 @@ static PyObject *slab(PyObject *self, PyObject *number) {
   return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLongLong(of < PASTA_MOST_SLABS ? pasta_slab((uint32_t)of) : 0);
 }
 
-static PyObject *forget(PyObject *self, PyObject *arguments) {
-  unsigned long long function, slot;
-  (void)self;
-  if (!PyArg_ParseTuple(arguments, "KK", &function, &slot)) return NULL;
-  Py_BEGIN_ALLOW_THREADS; /* it waits for the driver's lock */
-  pasta_forget((void *)(uintptr_t)function, slot);
-  Py_END_ALLOW_THREADS;
-  Py_RETURN_NONE;
-}
-
 static PyObject *memory(PyObject *self, PyObject *nothing) {
   (void)self, (void)nothing;
   size_t count;
@@ -211,7 +225,7 @@ static PyMethodDef methods[] = {
     {"slab", slab, METH_O, "Return where a slab was allocated; 0 = nowhere yet."},
     {"reserve", reserve, METH_O, "Give the graph that is being entered slots, each for one GPU kernel."},
     {"nodes", nodes, METH_NOARGS, "Return the GPU kernels of the graph that is being left."},
-    {"forget", forget, METH_VARARGS, "Take a slot from a function, if it still has it."},
+    {"raise_later", raise_later, METH_O, "Raise this in the main thread, once the program's call into the driver is over."},
     {"memory", memory, METH_NOARGS, "Return what was allocated and freed since the last call: (freed, address, size)."},
     {"notes", notes, METH_NOARGS, "Return what happened since the last call: (kind, context, value, call)."},
     {"lost", lost, METH_NOARGS, "Return how many events there was no room for."},

@@ -40,7 +40,10 @@ def selecting(function: _Command) -> _Command:
             "--regions", is_flag=True, help="Only launches inside `with pasta_otel.analyze()` blocks of the program."
         ),
         click.option(
-            "--device-memory", default=64, show_default=True, help="MiB of device memory for results, a process."
+            "--device-memory",
+            default=64,
+            show_default=True,
+            help="MiB of device memory for results, a process and GPU.",
         ),
         click.option("--count", default=10_000, show_default=True, help="Analyse at most so many launches a process."),
         click.option("--every", default=1, show_default=True, help="Analyse every N-th launch of each GPU kernel."),
@@ -79,7 +82,7 @@ class Request:
         names: Shell patterns of GPU kernel names.
         every: Of the launches of one name, every how-many-th.
         count: Most launches of a process.
-        device_memory: MiB for results, a process.
+        device_memory: MiB for results, a process and GPU.
         modules: Shell patterns of torch module names.
         regions: Only inside ``with pasta_otel.analyze()``.
         tool: ``FILE.py:Class``; empty = memory accesses.

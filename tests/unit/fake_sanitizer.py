@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
 
@@ -29,6 +30,7 @@ class How(IntEnum):
     UNKNOWN = 4
     FAILS = 5
     CAPTURED = 6
+    NO_CONFIG = 7
 
 
 class Node(ctypes.Structure):
@@ -39,6 +41,7 @@ class Node(ctypes.Structure):
 
 _POINTER, _INT, _NAME = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
 _NODES = ctypes.POINTER(Node)
+_BETWEEN = ctypes.CFUNCTYPE(None)
 _SIGNATURES = {
     "fake_reset": (None, ()),
     "fake_context": (_POINTER, ()),
@@ -56,6 +59,9 @@ _SIGNATURES = {
     "fake_drop": (None, ()),
     "fake_first_malloc_loads_modules": (None, (_INT, ctypes.POINTER(_POINTER))),
     "fake_linger": (None, (_INT,)),
+    "fake_limit": (None, (_INT,)),
+    "fake_others_capture": (None, (_INT,)),
+    "fake_between": (None, (_BETWEEN,)),
     "fake_patched": (_INT, (_POINTER,)),
     "fake_errors": (_INT, ()),
     "fake_last_error": (_NAME, ()),
@@ -149,6 +155,25 @@ class Program:
     def linger(self, microseconds: int) -> None:
         """Have driver calls sleep whenever they have taken the driver's lock, so that threads meet."""
         self.library.fake_linger(microseconds)
+
+    def limit(self, blocks: int) -> None:
+        """Let the Sanitizer be out of device memory once it has given so many blocks; 0 = never."""
+        self.library.fake_limit(blocks)
+
+    def others_capture(self, on: bool) -> None:
+        """Let another thread begin or end to capture a stream in global mode."""
+        self.library.fake_others_capture(on)
+
+    def in_the_next_graph(self, meanwhile: Callable[[], None]) -> None:
+        """Have something happen in another thread while a graph is launched, once its GPU kernels are begun."""
+
+        def between() -> None:
+            other = threading.Thread(target=meanwhile)
+            other.start()
+            other.join()
+
+        self.between = _BETWEEN(between)
+        self.library.fake_between(self.between)
 
     def patched(self, handle: int) -> bool:
         return bool(self.library.fake_patched(handle))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pasta_otel.errors import InputError
 from pasta_otel.gpu.classes import spellings
 from pasta_otel.gpu.memory.callers import Caller
-from pasta_otel.gpu.memory.collector import MOST_SLOTS, Collector
+from pasta_otel.gpu.memory.collector import LEAST_SLABS, MOST_SLOTS, Collector
 from pasta_otel.gpu.memory.counters import MemoryTool
 from pasta_otel.gpu.memory.graphs import MOST_KERNELS
 from pasta_otel.gpu.memory.library import source
@@ -63,6 +63,7 @@ class FakeDevice:
         self.slabs, self.turns = {}, {}
         self.order = threading.RLock()  # a stream takes one piece of work after the other, whoever brings it
         self.limit = None
+        self.raised = []
 
     def notes(self):
         return [self.noted.popleft() for _ in range(len(self.noted))]
@@ -75,10 +76,6 @@ class FakeDevice:
 
     def nodes(self):
         return self.given.nodes
-
-    def forget(self, function, slot):
-        if self.of_function.get(function) == slot:
-            self.of_function[function] = 0
 
     def allocate(self, context, size):
         del context
@@ -114,10 +111,17 @@ class FakeDevice:
         with self.order:
             self.queues[stream].append(work)
 
-    def read(self, address, size, stream):
+    def run(self, stream):
         with self.order:
             for work in self.queues.pop(stream, []):
                 work()
+
+    def raise_later(self, error):
+        self.raised.append(error)
+
+    def read(self, address, size, stream):
+        with self.order:
+            self.run(stream)
             return self.memory[address][: size // 8].tobytes()
 
     def count(self, slot, value, stream):
@@ -145,7 +149,7 @@ class Program:
     def call(self, call, data):
         self.collector.on_call(call, ctypes.addressof(data))
 
-    def launch(self, value, stream=1, name="k", *, ends=True, runs=True):
+    def launch(self, value, stream=1, name="k", *, ends=True, runs=True, between=lambda: None):
         """Launch a GPU kernel that adds a value to its slot's first word."""
         data = CallData(context=CONTEXT, stream=stream, name=name.encode(), function=1)
         data.grid[:], data.block[:] = (value, 1, 1), (32, 1, 1)
@@ -161,6 +165,7 @@ class Program:
                 self.device.count(address, value, stream)
             else:
                 data.code = NO_MEMORY
+        between()
         if ends:
             self.call(Call.LAUNCH_LEAVE, data)
 
@@ -412,16 +417,126 @@ def test_the_nodes_of_one_gpu_kernel_in_a_graph_share_a_record():
     assert program.collector.seen == 7
 
 
-def test_functions_lose_their_slots_when_these_are_read():
+def test_a_slab_whose_launches_are_not_chosen_is_read_before_another_stream_has_it():
+    program = Program(Selection(names=("add",), device_bytes=4 * SLAB_BYTES))
+    program.graph([100], names=("neg",))
+    program.synchronize(stream=1)
+    program.launch(7, stream=2, name="add")
+    program.device.run(2)
+    program.device.run(1)
+    program.collector.finish()
+    assert program.values == [7]
+
+
+def test_a_graph_that_failed_does_not_count_as_one_without_gpu_kernels():
     program = Program()
     program.graph([1, 2], names=("neg", "add"))
-    program.graph([3], names=("neg",), stream=2)
-    later = program.device.of_function[1]
-    program.synchronize(stream=1)
-    assert program.device.of_function == {1: later, 2: 0}
-    program.synchronize(stream=2)
-    assert program.device.of_function == {1: 0, 2: 0}
-    assert sorted(program.values) == [1, 2, 3]
+    program.graph([])
+    program.graph([3, 4], names=("neg", "add"))
+    program.collector.finish()
+    assert program.values == [1, 2, 3, 4]
+    assert not program.collector.skipped
+
+
+def in_a_thread(work):
+    other = threading.Thread(target=work)
+    other.start()
+    other.join()
+
+
+def test_who_asks_after_synchronising_has_the_results_though_another_thread_reads_them():
+    program, got = Program(), []
+    reading, go = threading.Event(), threading.Event()
+    read = program.device.read
+
+    def slow(*place):
+        reading.set()
+        go.wait()
+        return read(*place)
+
+    program.launch(5)
+    program.device.read = slow
+    one = threading.Thread(target=program.synchronize)
+    one.start()
+    reading.wait()
+    other = threading.Thread(target=lambda: (program.collector.settle(), got.extend(program.values)))
+    other.start()
+    other.join(0.2)  # one that does not wait has nothing by then
+    go.set()
+    one.join()
+    other.join()
+    assert got == [5]
+
+
+def test_a_signal_while_results_are_read_loses_none_and_reaches_the_program():
+    program = Program()
+    read, signals = program.device.read, [KeyboardInterrupt(), SystemExit(3)]
+
+    def interrupted(*place):
+        if signals and len(program.values) == 2:
+            raise signals.pop()
+        return read(*place)
+
+    for value in range(1, 6):
+        program.launch(value, stream=value)
+    program.device.read = interrupted
+    program.note(NoteKind.CONTEXT_SYNCHRONIZED)
+    program.launch(6)
+    program.note(NoteKind.CONTEXT_SYNCHRONIZED)
+    program.launch(7)
+    assert [type(error) for error in program.device.raised] == [SystemExit, KeyboardInterrupt]
+    program.launch(8)
+    program.collector.finish()
+    assert sorted(program.values) == [1, 2, 3, 4, 5, 8]
+    assert program.exact
+
+
+def test_a_slab_that_another_thread_could_allocate_in_the_end_is_kept():
+    program = Program()
+
+    def luckier():
+        program.device.limit = None
+        program.launch(2)
+
+    program.device.limit = 0
+    program.launch(1, between=lambda: in_a_thread(luckier))
+    for stream in range(1, 2 * LEAST_SLABS):
+        program.launch(3, stream=stream)
+    program.collector.finish()
+    assert sorted(program.values) == [2, *[3] * (2 * LEAST_SLABS - 1)]
+    assert program.exact
+    assert program.collector.skipped == {"device_memory": 1}
+
+
+def test_a_slab_that_was_read_before_its_loss_was_known_is_not_used_again():
+    program = Program(Selection(device_bytes=4 * SLAB_BYTES))
+    refused = program.collector._refused
+
+    def late(*of):
+        in_a_thread(program.synchronize)
+        refused(*of)
+
+    program.collector._refused = late
+    program.launch(1, stream=1)
+    program.device.limit = 1
+    program.launch(2, stream=2)
+    for value in range(3, 3 + 2 * MOST_SLOTS):
+        program.launch(value, stream=2)
+    program.collector.finish()
+    assert program.exact
+    assert program.collector.skipped == {"device_memory": 1}
+
+
+def test_gpus_have_limits_of_their_own():
+    program = Program(Selection(device_bytes=4 * SLAB_BYTES))
+    program.launch(1)
+    first = program.collector._contexts[CONTEXT]
+    program.collector._contexts[CONTEXT + 1] = first
+    program.collector._contexts.pop(CONTEXT)
+    program.device.limit = 1
+    program.launch(2)
+    program.device.limit = None
+    assert (first.most, program.collector._contexts[CONTEXT].most) == (None, 0)
 
 
 def test_the_nodes_of_other_gpu_kernels_than_the_chosen_are_left_alone():

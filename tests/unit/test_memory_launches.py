@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pasta_otel.gpu.memory.callers import NOBODY
 from pasta_otel.gpu.memory.collector import Collector
 from pasta_otel.gpu.memory.library import source
 from pasta_otel.gpu.memory.sanitizer import Sanitizer
@@ -208,6 +209,163 @@ def test_threads_that_share_a_stream_lose_nothing_with_little_device_memory(libr
     analysed.end()
     assert len(analysed.results) == 1200
     assert all(counted == (grid, 1) for _, grid, counted in analysed.results)
+
+
+def test_two_graphs_that_launch_one_gpu_kernel_at_the_same_time_lose_it_and_nobody_counts_for_another(analysed):
+    program = analysed.program
+    shared, own = program.function("shared"), program.function("own")
+    one, other = program.stream(1), program.stream(2)
+    program.in_the_next_graph(lambda: program.graph(0x88, other, [(shared, 100, 3)]))
+    program.graph(0x77, one, [(shared, 5, 1), (own, 7, 2)])
+    for value in (8, 9):
+        program.graph(0x88, other, [(shared, value, value)])
+    analysed.collector.finish()
+    assert analysed.results == [("own", 2, (7, 1)), ("shared", 8, (8, 1)), ("shared", 9, (9, 1))]
+    assert analysed.collector.skipped == {"shared": 2}
+
+
+@pytest.mark.parametrize("upload", [True, False])
+def test_a_graph_loses_a_gpu_kernel_that_is_launched_without_a_slot_while_the_graph_begins(analysed, upload):
+    program = analysed.program
+    shared = program.function("shared")
+
+    def meanwhile():
+        analysed.collector.active = False
+        if upload:
+            program.graph(0x88, None, [(shared, 100, 3)], upload=True)
+        else:
+            program.launch(shared, value=100)
+        analysed.collector.active = True
+
+    program.in_the_next_graph(meanwhile)
+    program.graph(0x77, program.stream(1), [(shared, 5, 1)])
+    program.graph(0x77, program.stream(1), [(shared, 6, 1)])
+    analysed.collector.finish()
+    assert analysed.results == [("shared", 1, (6, 1))]
+    assert analysed.collector.skipped == ({"shared": 1} if upload else {"shared": 1, "inactive": 1})
+
+
+def test_a_launch_with_a_slot_leaves_a_graph_with_the_same_gpu_kernel_its_own(analysed):
+    program = analysed.program
+    shared, stream = program.function("shared"), program.stream(2)
+    program.in_the_next_graph(lambda: program.launch(shared, stream, value=100, grid_x=3))
+    program.graph(0x77, program.stream(1), [(shared, 5, 1)])
+    analysed.collector.finish()
+    assert Counter(analysed.results) == {("shared", 1, (5, 1)): 1, ("shared", 3, (100, 1)): 1}
+
+
+def test_a_graphs_gpu_kernels_that_are_not_chosen_never_count_in_another_streams_slot(library):
+    analysed = Analysed(library, Selection(names=("chosen*",), device_bytes=1 << 20))
+    program = analysed.program
+    other, chosen = program.function("other_chosen"), program.function("chosen")
+    for value in range(1, 400):
+        program.graph(value % 3, program.stream(value % 7), [(other, 1000, 1)])
+        program.launch(chosen, program.stream(value % 5), value=value, grid_x=value)
+        if value % 10 == 0:
+            program.synchronize(program.stream(value % 7) or DEFAULT_STREAM)
+    analysed.end()
+    assert len(analysed.results) + analysed.collector.skipped["device_memory"] == 399
+    assert len(analysed.results) > 200
+    assert all(counted == (grid, 1) for _, grid, counted in analysed.results)
+
+
+def test_a_graph_without_device_memory_for_all_its_gpu_kernels_counts_those_it_has_room_for(library):
+    analysed = Analysed(library, Selection(device_bytes=1 << 20))
+    program = analysed.program
+    handles = [program.function(f"k{number}") for number in range(analysed.collector.slab_slots + 3)]
+    program.launch(handles[0], program.stream(1), value=1)
+    program.limit(2)
+    for _ in range(4):  # the second finds out that there are no further slabs
+        program.graph(0x77, program.stream(2), [(handle, at, at) for at, handle in enumerate(handles, 1)])
+    analysed.collector.finish()
+    analysed.sanitizer.stop()
+    assert analysed.problems == ["no device memory for more results: sanitizerAlloc: out of memory"]
+    assert program.errors == 0, program.last_error
+    assert len(analysed.results) == 1 + 3 * analysed.collector.slab_slots
+    assert all(counted == (grid, 1) for _, grid, counted in analysed.results)
+    assert analysed.collector.skipped == {"graph_size": 3, "device_memory": len(handles) + 3 + 3}
+
+
+def test_a_launch_without_its_configuration_fails_as_it_does_without_us(analysed):
+    program = analysed.program
+    assert program.launch(program.kernel("k"), None, how=How.NO_CONFIG) != 0
+    assert program.launch(program.kernel("k"), None, value=2) == 0
+    analysed.collector.finish()
+    assert [counted for _, _, counted in analysed.results] == [(2, 1)]
+
+
+def test_a_capture_by_another_thread_bears_the_analysis_of_this_one(analysed):
+    program, stream = analysed.program, analysed.program.stream(1)
+    handle = program.function("k")
+    program.others_capture(True)
+    for value in range(1, 200):
+        program.launch(handle, stream, value=value, grid_x=value)
+        program.graph(0x77, stream, [(handle, value, value)])
+        if value % 20 == 0:
+            program.synchronize(stream)
+    program.destroy_stream(stream)
+    program.others_capture(False)
+    analysed.collector.finish()
+    assert len(analysed.results) == 2 * 199
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_ctrl_c_during_our_work_reaches_the_program_and_loses_no_other_launch(analysed, error):
+    program = analysed.program
+    handle = program.function("k")
+    program.launch(handle, None, value=1, grid_x=1)
+
+    def interrupted():
+        raise error
+
+    def launch_twice():
+        for value in (2, 3):
+            program.launch(handle, None, value=value, grid_x=value)
+
+    analysed.collector._who = interrupted
+    with pytest.raises(error):
+        launch_twice()
+    analysed.collector._who = lambda: NOBODY
+    program.launch(handle, None, value=4, grid_x=4)
+    analysed.collector.finish()
+    assert [counted for _, _, counted in analysed.results] == [(1, 1), (4, 1)]
+    assert analysed.collector.skipped["slot"] >= 1
+
+
+FORKED = """
+import os, sys, threading
+from tests.unit.test_memory_launches import Analysed
+analysed = Analysed(sys.argv[1])
+os.register_at_fork(after_in_child=analysed.sanitizer.deafen)
+program = analysed.program
+handle = program.function("k")
+taken, done = threading.Event(), threading.Event()
+def hold():
+    with analysed.collector._settling, analysed.collector._lock:
+        taken.set()
+        done.wait()
+holder = threading.Thread(target=hold)
+holder.start()
+taken.wait()
+child = os.fork()
+if not child:
+    program.launch(handle, None)
+    program.graph(0x77, None, [(handle, 1, 1)])
+    program.synchronize()
+    os._exit(analysed.collector.seen)
+done.set()
+holder.join()
+assert os.waitpid(child, 0)[1] == 0
+program.launch(handle, None, value=3)
+analysed.end()
+print([counted for _, _, counted in analysed.results])
+"""
+
+
+def test_a_forked_child_launches_unheard_whatever_lock_another_thread_had(library):
+    command = [sys.executable, "-c", FORKED, library]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[(3, 1)]"), done.stderr
 
 
 MEETING = """

@@ -6,13 +6,15 @@ for results after it has synchronised, when the device memory allowed is used up
 counts it), and at the end.
 
 All this happens at the beginning and the end of calls into the driver, where it holds no lock (``native``).
-No call into the driver is made under our lock all the same: a thread that has it might be waited for.
+No call into the driver is made under the lock of our own data all the same: a thread that has it might be waited for.
+Whoever reads slots has another lock meanwhile, which every launch waits for: who asks after synchronising then has the
+results, whichever thread reads them, and a stream gets no new work that its reader would have to wait for.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -20,15 +22,17 @@ from pasta_otel.errors import InputError, PastaError, StateError
 from pasta_otel.gpu.memory.callers import NOBODY, Caller, caller
 from pasta_otel.gpu.memory.graphs import Graphs, Reserved
 from pasta_otel.gpu.memory.locks import OwnedLock
-from pasta_otel.gpu.memory.native import NO_MEMORY, NOT_BEGUN, Call, CallData, Node, Note, NoteKind, Slot
+from pasta_otel.gpu.memory.native import NO_MEMORY, NOT_BEGUN, SHARED, Call, CallData, Node, Note, NoteKind, Slot
 from pasta_otel.gpu.memory.sanitizer import meaning
 from pasta_otel.gpu.memory.selection import Chooser, Selection
 from pasta_otel.gpu.memory.slabs import Context, Device, Slab, StreamRegions
 from pasta_otel.gpu.memory.tool import LaunchInfo, Record, Tool, blame
 
 MOST_SLOTS = 64
-_REASONS = {NOT_BEGUN: "not_run", NO_MEMORY: "device_memory"}
+_REASONS = {NOT_BEGUN: "not_run", NO_MEMORY: "device_memory", SHARED: "shared"}
 """Why a launch has no result, by the code at its end."""
+LEAST_READ = 8
+"""Bytes."""
 LEAST_SLABS = 4
 """Slabs that fit into the device memory allowed, so that several streams can be filled at once."""
 
@@ -109,6 +113,10 @@ class Collector:
         self._most_slabs = selection.device_bytes // self.slab_bytes
         self._contexts: dict[int, Context] = {}
         self._lock = OwnedLock()
+        self._settling = OwnedLock()
+        """Taken before the other one, never after it."""
+        self._notes: deque[Note] = deque()
+        self._kept: list[list[bytes]] = []
         self._held: dict[int, tuple[Slab, int]] = {}
         self._graphs = Graphs()
         self._slab_count = 0
@@ -138,6 +146,8 @@ class Collector:
             self._dispatch(call, data)
         except Exception as error:  # noqa: BLE001 - raised into a C caller it would be printed and lost
             self._report(f"{type(error).__name__}: {error}")
+        except BaseException as error:  # noqa: BLE001 - Ctrl-C, or sys.exit() by a handler of a signal
+            self._device.raise_later(error)
 
     def _dispatch(self, call: int, data: int) -> None:
         if call == Call.LAUNCH_LEAVE:
@@ -157,19 +167,24 @@ class Collector:
     def settle(self) -> None:
         """Read slots of streams that were synchronised since the last call, and hear what was patched.
 
-        It waits for streams that were given more work since.
+        It waits for streams that were given more work since, and for another thread that does this.
         """
-        if self._lock.mine:
-            return
-        for note in self._device.notes():
-            if note.kind == NoteKind.STREAM_SYNCHRONIZED:
-                self._drain(note.context, note.value or None, every_stream=False)
-            elif note.kind == NoteKind.CONTEXT_SYNCHRONIZED:
-                self._drain(note.context, None, every_stream=True)
-            elif note.kind == NoteKind.CONTEXT_GONE:
-                self._contexts.pop(note.context, None)  # its memory goes with it
-            else:
-                self._patched(note)
+        if self._lock.mine or self._settling.mine:
+            return  # inside our own work: a handler of a signal, or a collection of garbage
+        with self._settling:
+            self._notes.extend(self._device.notes())
+            while self._notes:
+                self._hear(self._notes.popleft())
+
+    def _hear(self, note: Note) -> None:
+        if note.kind == NoteKind.STREAM_SYNCHRONIZED:
+            self._drain(note.context, note.value or None, every_stream=False)
+        elif note.kind == NoteKind.CONTEXT_SYNCHRONIZED:
+            self._drain(note.context, None, every_stream=True)
+        elif note.kind == NoteKind.CONTEXT_GONE:
+            self._contexts.pop(note.context, None)  # its memory goes with it
+        else:
+            self._patched(note)
 
     def _patched(self, note: Note) -> None:
         if note.kind == NoteKind.CONTEXT_REFUSED:
@@ -201,24 +216,22 @@ class Collector:
         if held is None:
             self._lose("device_memory", number)
             return
-        slab, index = held
-        launcher = launcher or self._who()
+        with self._lock:
+            self._held[threading.get_ident()] = held  # open, whatever comes: until this launch's end, or the next one
         try:
+            launcher = launcher or self._who()
             self._device.give_slot(self._slot(context, data, held))
+            # only now: of a launch without its slot nothing would be counted, and that must not be read as zeros
+            slab, index = held
+            shape = (tuple(data.grid), tuple(data.block))
+            slab.pending[index] = LaunchInfo(data.kernel, *shape, context.number(data.stream), launcher, 0, number)
         except (PastaError, RuntimeError) as error:
-            self._give_up(slab, number, error)
-            return
-        # only now: of a launch without its slot nothing would be counted, and that must not be read as zeros
-        shape = (tuple(data.grid), tuple(data.block))
-        with self._lock:
-            slab.pending[index] = LaunchInfo(name, *shape, context.number(data.stream), launcher, 0, number)
-            self._held[threading.get_ident()] = held
-
-    def _give_up(self, slab: Slab, number: int, error: Exception) -> None:
-        with self._lock:
-            slab.open -= 1
-        self._lose("header" if isinstance(error, InputError) else "slot", number)
-        self._report(f"a launch cannot be analysed: {error}")
+            self._let_go(keep=False)
+            self._lose("header" if isinstance(error, InputError) else "slot", number)
+            self._report(f"a launch cannot be analysed: {error}")
+        except BaseException:
+            self._lose("slot", number)
+            raise
 
     def _leave(self, data: CallData) -> None:
         """Note that a launch is in its stream, or that it will not be analysed after all."""
@@ -235,18 +248,20 @@ class Collector:
         if code == NO_MEMORY:
             self._without(self._context(data), slab)
             self._report("no device memory for more results: sanitizerAlloc: out of memory")
-        elif code != NOT_BEGUN:
+        elif code > 0:
             self._report(f"a launch cannot be analysed: the Sanitizer says: {meaning(code)}")
 
     def _without(self, context: Context, slab: Slab) -> None:
         """Do with the slabs that there are; this one could not be allocated."""
         with self._lock:
-            if slab.lost:
-                return
+            if slab.lost or self._device.slab(slab.number):
+                return  # another thread's launch was luckier
             slab.lost = True
-            self._most_slabs = context.slabs = context.slabs - 1
+            context.most = context.slabs = context.slabs - 1
+            if slab in context.free:
+                context.free.remove(slab)
             if context.filling.get(slab.stream) is slab:
-                del context.filling[slab.stream]
+                context.full.append(context.filling.pop(slab.stream))
 
     def _let_go(self, *, keep: bool = True) -> tuple[Slab, LaunchInfo | None] | None:
         """Close this thread's slot, and return its slab and launch; from then on it may be read."""
@@ -285,19 +300,18 @@ class Collector:
         nodes = self._device.nodes()
         reserved = self._graphs.end(nodes)
         context = self._context(data)
-        launcher = self._who() if nodes and self.active else NOBODY
-        for node in nodes:
-            reason, number = self._choose(node, context, launcher.module)
-            if not reason:
-                self._place(
-                    data,
-                    node,
-                    reserved,
-                    LaunchInfo(*node[1:4], context.number(data.stream), launcher, node.nodes, number),
-                )
-        with self._lock:
-            for slab, _ in reserved.slots:
-                slab.open -= 1
+        try:
+            launcher = self._who() if nodes and self.active else NOBODY
+            for node in nodes:
+                reason, number = self._choose(node, context, launcher.module)
+                if not reason:
+                    stream = context.number(data.stream)
+                    launch = LaunchInfo(*node[1:4], stream, launcher, node.nodes, number)
+                    self._place(data, node, reserved, launch)
+        finally:
+            with self._lock:
+                for slab, _ in reserved.slots:
+                    slab.open -= 1
 
     def _choose(self, node: Node, context: Context, module: str) -> tuple[str, int]:
         with self._lock:
@@ -315,8 +329,8 @@ class Collector:
             self._lose(reason, launch.number)
             with self._lock:
                 self.skipped[reason] += node.nodes - 1
-            if node.code and reserved.slots:
-                self._refused(data, reserved.slots[max(0, node.place)][0], node.code)
+            if node.code and node.place >= 0:
+                self._refused(data, reserved.slots[node.place][0], node.code)
             return
         slab, index = reserved.slots[node.place]
         slab.pending[index] = launch
@@ -380,22 +394,22 @@ class Collector:
             return slab.claim()
 
     def _unused(self, context: Context) -> Slab | None:
-        with self._lock:
-            if context.free:
-                return context.free.pop()
-            fresh = context.slabs < self._most_slabs
-            context.slabs += fresh
-            oldest = next((slab for slab in context.full if not slab.open), None)
-            if not fresh and oldest is not None:
-                context.full.remove(oldest)
-                self.waits += 1
-            number = self._slab_count = self._slab_count + fresh
-        if fresh:
-            return Slab(number - 1)
-        if oldest is None:
-            return None  # every slab is being filled by a stream of its own
-        self._read(oldest)
-        return oldest
+        while True:
+            with self._lock:
+                if context.free:
+                    return context.free.pop()
+                fresh = context.slabs < (self._most_slabs if context.most is None else context.most)
+                context.slabs += fresh
+                number = self._slab_count = self._slab_count + fresh
+                oldest = next((slab for slab in context.full if not slab.open), None)
+                if not fresh and oldest is not None:
+                    context.full.remove(oldest)
+                    self.waits += 1
+            if fresh:
+                return Slab(number - 1)
+            if oldest is None:
+                return None  # every slab is being filled by a stream of its own
+            self._bring_in(context, [oldest])
 
     def _drain(self, handle: int, stream: int | None, *, every_stream: bool) -> None:
         context = self._contexts.get(handle)
@@ -403,41 +417,53 @@ class Collector:
             return
         with self._lock:
             slabs = context.take(stream, every_stream=every_stream)
-        for slab in slabs:
-            try:
-                self._read(slab)
-            finally:
-                with self._lock:
-                    context.free.append(slab)
+        self._bring_in(context, slabs)
+
+    def _bring_in(self, context: Context, slabs: list[Slab]) -> None:
+        """Read slabs that were taken from their context, which gets them back to be used again."""
+        try:
+            while slabs:
+                self._read(slabs[0])
+                self._free(context, slabs.pop(0))
+        finally:  # a handler of a signal may have raised: the rest is read some other time
+            with self._lock:
+                context.full.extend(slabs)
+
+    def _free(self, context: Context, slab: Slab) -> None:
+        with self._lock:
+            if slab.lost and not self._device.slab(slab.number):
+                self._kept.append(slab.sources)
+                return  # there is nothing to be used again
+            context.slabs += slab.lost
+            slab.lost = False
+            context.free.append(slab)
 
     def _read(self, slab: Slab) -> None:
-        pending, slab.pending = slab.pending, []
+        """Bring in a slab's results once its stream has passed; only then may another stream have it.
+
+        Also where no launch in it is chosen: a graph's GPU kernels count before that is decided.
+        """
         size = self._tool.slot_bytes
-        if not any(pending):
-            slab.sources.clear()
-            return
+        chosen = [at for at, launch in enumerate(slab.pending) if launch is not None]
+        address, length = self._device.slab(slab.number), size * (chosen[-1] + 1) if chosen else LEAST_READ
         try:
-            raw = self._device.read(self._device.slab(slab.number), len(pending) * size, slab.stream)
+            raw = self._device.read(address, length, slab.stream) if address else b""
         except PastaError as error:
-            self._lose("unreadable", *(launch.number for launch in pending if launch is not None))
+            self._lose("unreadable", *(launch.number for launch in slab.pending if launch is not None))
             self._report(f"results are lost: {error}")
-            self._forget_functions(slab)
+            slab.pending = []
             return
-        slab.sources.clear()
-        self._forget_functions(slab)
-        for at, launch in enumerate(pending):
+        if raw:  # else no launch began, but tables may be on their way
+            slab.sources.clear()
+        for at in chosen:
+            launch, slab.pending[at] = slab.pending[at], None
             if launch is not None:
                 self._decode(Record(launch, raw[at * size : (at + 1) * size]))
-
-    def _forget_functions(self, slab: Slab) -> None:
-        """Take a slab's slots from functions that have them: else launches that are not chosen would count there."""
-        address = self._device.slab(slab.number)
-        for function, slot in self._graphs.forget(address, address + self.slab_bytes):
-            self._device.forget(function, slot)
+        slab.pending = []
 
     def _decode(self, record: Record) -> None:
         try:
-            result = self._tool.decode(record)
+            result = self._tool.decode(record) if record.slot else None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's own tool: one launch is lost, not the rest
             self._lose("undecodable", record.launch.number)
             self._report(blame(self._tool.name, error, "decode"))
@@ -464,10 +490,13 @@ class Collector:
     def finish(self) -> None:
         """Read all slots that are still on the devices; a launch still open then did not take place."""
         self.settle()
+        self.active = False
         with self._lock:
             for context in self._contexts.values():
                 for slab in (*context.full, *context.filling.values()):
-                    slab.open = 0
+                    if slab.open:  # its thread may still be copying them to the device
+                        self._kept.append(slab.sources)
+                        slab.sources, slab.open = [], 0
             self._held.clear()
         for handle in list(self._contexts):
             self._drain(handle, None, every_stream=True)

@@ -81,10 +81,10 @@ class FollowTorch(Follower):
     def _size(self) -> int:
         """Return the bytes asked for, if one allocation alone was counted that we had not been told of; else 0."""
         device = self._core._cuda_getDevice()  # the allocating thread's: that of the new memory
-        if device not in self._counted:
-            self._make_streams(device)
         with self._looking:
+            if device not in self._counted:
+                self._counted[device] = Counted()
+                self._make_streams(device)
             stats = self._core._cuda_memoryStats(device)
             size = stats.get("requested_bytes") or stats["allocated_bytes"]
-            counted = self._counted.setdefault(device, Counted())
-            return counted.look(stats["allocation"]["all"]["allocated"], size["all"]["allocated"])
+            return self._counted[device].look(stats["allocation"]["all"]["allocated"], size["all"]["allocated"])

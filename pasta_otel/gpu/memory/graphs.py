@@ -44,7 +44,6 @@ class Graphs:
     def __init__(self) -> None:
         self._launching: dict[int, Reserved] = {}
         self._sizes: dict[int, int] = {}
-        self._slot_of: dict[int, int] = {}
 
     def begin(self, executable: int) -> Reserved:
         """Begin a launch in this thread."""
@@ -56,18 +55,11 @@ class Graphs:
         """End this thread's launch, and return what it was given.
 
         Args:
-            nodes: What it launched; their functions keep their slots.
+            nodes: What it launched; none = it failed, and tells nothing about the next launch.
         """
         reserved = self._launching.pop(threading.get_ident(), None) or Reserved(0, 0)
         if len(self._sizes) >= MOST_GRAPHS:
             self._sizes.clear()
-        self._sizes[reserved.executable] = len(nodes)
-        self._slot_of.update({node.function: node.slot for node in nodes if node.slot})
+        if nodes:
+            self._sizes[reserved.executable] = len(nodes)
         return reserved
-
-    def forget(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Remove and return functions whose slot lies in some device memory, with their slots."""
-        gone = [(function, slot) for function, slot in list(self._slot_of.items()) if begin <= slot < end]
-        for function, _ in gone:
-            self._slot_of.pop(function, None)
-        return gone

@@ -28,6 +28,8 @@ NOT_BEGUN = -1
 """``CallData.code`` of a launch that did not take place."""
 NO_MEMORY = -2
 """``CallData.code`` of a launch whose slab could not be allocated."""
+SHARED = -3
+"""``Node.code`` of a GPU kernel that another thread launched at the same time: counts could not be told apart."""
 NO_NATIVE = (
     "memory analysis needs pasta-otel's native part, and this one was built without; install a C compiler and "
     "Python.h (gcc and python3-dev bring them), then pasta-otel again"
@@ -117,9 +119,9 @@ class Node(NamedTuple):
         grid: The first node's.
         block: The first node's.
         nodes: How many.
-        code: What came of giving the slot (``SanitizerResult``).
+        code: What came of giving the slot (``SanitizerResult``, ``NO_MEMORY`` or ``SHARED``).
         slot: The slot's address; 0 = none.
-        place: Which of the reserved slots; -1 = none.
+        place: Which of the reserved slots, also where it could not be made ready; -1 = none.
     """
 
     function: int

@@ -196,6 +196,10 @@ class Sanitizer:
         self.unknown.update(note.value for note in notes if note.kind == NoteKind.INSTRUCTION_UNKNOWN)
         return notes
 
+    def lost_notes(self) -> int:
+        """Return how many events there was no room for."""
+        return int(self._receiver.lost())
+
     def unknown_launches(self) -> int:
         """Return how many launches began in calls that nobody knows, so that none of them has a slot."""
         return int(self._receiver.unknown())
@@ -220,9 +224,18 @@ class Sanitizer:
         """Return the GPU kernels of the graph that is being left, with what slots they got."""
         return [Node(*node) for node in self._receiver.nodes()]
 
-    def forget(self, function: int, slot: int) -> None:
-        """Take a slot from a GPU kernel that a graph gave it to: launches that are given none would count there."""
-        self._receiver.forget(function, slot)
+    def raise_later(self, error: BaseException) -> None:
+        """Raise an exception in the main thread, once this thread's call into the driver is over.
+
+        Raised in the callback itself it would be printed and lost: a driver cannot pass it on.
+        """
+        self._receiver.raise_later(error)
+
+    def deafen(self) -> None:
+        """Have no more callbacks in this process, which was forked: the subscription is its parent's."""
+        if self._listening:
+            self._listening = False
+            self._receiver.stop()
 
     def allocate(self, context: int, size: int) -> int:
         """Return the address of new device memory."""

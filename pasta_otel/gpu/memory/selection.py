@@ -35,7 +35,7 @@ class Selection:
         names: Shell patterns for GPU kernels' names, as the driver gives them (mangled) or readable; empty = all.
         every: Of the launches of one name, every how-many-th.
         count: Most launches in one process.
-        device_bytes: Most device memory for results in one process.
+        device_bytes: Most device memory for results in one process on one GPU.
         modules: Shell patterns for the torch module that launches, by its qualified name; empty = all, and none too.
     """
 

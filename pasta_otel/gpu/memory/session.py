@@ -108,6 +108,7 @@ class Session:
         except MissingError:
             self._sanitizer.cancel()
             raise
+        os.register_at_fork(after_in_child=self._sanitizer.deafen)  # locks of other threads stay taken there
         self._tensors.raw = self._sanitizer.raw
         _started.append(self)
         self._layers = follow(self._tensors)
@@ -156,7 +157,9 @@ class Session:
     @property
     def problems(self) -> list[str]:
         """Return what went wrong, each once."""
-        return sorted({*self.collector.problems, *(() if self._layers is None else self._layers.problems)})
+        lost = self._sanitizer.lost_notes()
+        events = [f"{lost:,} events were lost: tensors may be missing, results may come late"] if lost else []
+        return sorted({*self.collector.problems, *events, *(() if self._layers is None else self._layers.problems)})
 
     def document(self, part: Part | None = None) -> dict[str, Any]:
         """Return the results so far as JSON-compatible data.

@@ -28,8 +28,8 @@ class Device(Protocol):
     def nodes(self) -> list[Node]:
         """Return the GPU kernels of the graph that this thread has launched, with the slots they got."""
 
-    def forget(self, function: int, slot: int, /) -> None:
-        """Take a slot from a GPU kernel that a graph gave it to."""
+    def raise_later(self, error: BaseException, /) -> None:
+        """Raise an exception in the program, once its call into the driver is over."""
 
     def allocate(self, context: int, size: int, /) -> int:
         """Return new device memory."""
@@ -43,10 +43,11 @@ class Device(Protocol):
 
 @dataclass(slots=True)
 class Slab:
-    """A row of slots. ``open`` counts slots that are given to launches which are not yet in their stream.
+    """A row of slots.
 
-    Its device memory is allocated, and cleared for each ``turn`` of using it, when the first launch begins that has a
-    slot in it.
+    ``open`` counts slots that are given to launches which are not yet in their stream; ``lost`` is a slab that there
+    was no device memory for. Its device memory is allocated, and cleared for each ``turn`` of using it, when the first
+    launch begins that has a slot in it.
     """
 
     number: int
@@ -106,9 +107,13 @@ class StreamRegions:
 
 @dataclass(slots=True)
 class Context:
-    """One CUDA context's slabs; ``refused`` if it cannot be patched."""
+    """One CUDA context's slabs.
+
+    ``refused`` if it cannot be patched; ``most`` slabs can be allocated, as far as is known (None = all that may be).
+    """
 
     slabs: int = 0
+    most: int | None = None
     free: list[Slab] = field(default_factory=list)
     filling: dict[int | None, Slab] = field(default_factory=dict)
     full: list[Slab] = field(default_factory=list)
