@@ -61,7 +61,7 @@ test-gpu:
 bench: install-test
 	$(BIN)/python -m benchmarks $(BENCH)
 
-# PART=cost, decode, batch or clocks: each takes less than nine minutes
+# PART=cost, decode, batch, clocks or memory: each takes less than nine minutes
 bench-gpu:
 	$(PYTHON) -m benchmarks.gpu $(PART)
 

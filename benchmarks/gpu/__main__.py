@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.gpu [PART ...]`` runs the parts named, by default all: ``cost`` (a minute), ``decode`` (GPT-2
 eager at batch 1 and 32, and as a CUDA graph; seven minutes), ``batch`` (ResNet-50 and training; six minutes),
-``clocks`` (five and a half minutes). ``PAIRS=40`` shortens decode and batch. Exits with 1 when a part failed.
+``clocks`` (five and a half minutes), ``memory`` (memory analysis; two minutes). ``PAIRS=40`` shortens decode and batch.
+Exits with 1 when a part failed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ PARTS = {
         ("benchmarks.gpu.overhead", "train-step", str(PAIRS)),
     ],
     "clocks": [("benchmarks.gpu.clocks",)],
+    "memory": [("benchmarks.gpu.memory",)],
 }
 
 

@@ -490,7 +490,6 @@ class Collector:
     def finish(self) -> None:
         """Read all slots that are still on the devices; a launch still open then did not take place."""
         self.settle()
-        self.active = False
         with self._lock:
             for context in self._contexts.values():
                 for slab in (*context.full, *context.filling.values()):

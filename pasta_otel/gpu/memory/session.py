@@ -147,6 +147,7 @@ class Session:
         """End, and return the results; None in a forked child, which has our handlers, but no CUDA."""
         if os.getpid() != self._owner:
             return None
+        self.collector.active = False
         try:
             self.collector.finish()
         finally:
