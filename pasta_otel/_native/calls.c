@@ -11,7 +11,7 @@
 enum { DRIVER_API = 1, RESOURCE = 3, SYNCHRONIZE = 4, LAUNCH = 5, GRAPHS = 10 }; /* Sanitizer_CallbackDomain */
 enum { LAUNCH_BEGIN = 1, NODE_LAUNCH_BEGIN = 4, KERNEL_NODE = 0, ENTER = 0 };
 enum { NOT_CAPTURING = 0, RELAXED = 2 }; /* CUstreamCaptureStatus, CUstreamCaptureMode */
-enum { MOST_IDS = 4096 };
+enum { MOST_IDS = 4096, STREAM_PLACES = 4096 };
 #define PER_THREAD ((void *)2) /* CU_STREAM_PER_THREAD */
 
 typedef struct { /* Sanitizer_CallbackData; its name of a GPU kernel is not valid for every launching call */
@@ -58,7 +58,11 @@ typedef struct { /* of cuGraphLaunch */
   void *graph, *stream;
 } graph_params;
 
-typedef enum { UNKNOWN, OTHER, KERNEL, CONFIGURED, GRAPH, DESTROY, CAPTURED } kind;
+typedef struct { /* of cuStreamDestroy */
+  void *stream;
+} stream_params;
+
+typedef enum { UNKNOWN, OTHER, KERNEL, CONFIGURED, GRAPH, STREAM_GOES, CONTEXT_GOES, CAPTURED } kind;
 
 typedef struct {
   kind kind;
@@ -75,16 +79,20 @@ typedef struct {
 
 typedef struct {
   void *function;
-  const call *by; /* the launch of a graph that may not yet have put it into its stream; NULL = it has */
-  int spoilt;     /* somebody else launched the function meanwhile */
+  unsigned open; /* launches of graphs with it that may not yet have put it into their stream */
+  int has_slot, spoilt; /* spoilt: several of these, or another launch meanwhile: none can be told from the other */
 } given;
 
 static pasta_receiver to;
 static atomic_int listening;
 static atomic_uchar kinds[MOST_IDS];
-static atomic_size_t given_used;
+static atomic_size_t given_used; /* read without the lock only to see that there are none */
 static atomic_ullong unknown;
 static __thread call current;
+static __thread uint64_t entered;
+static __thread int in_call;
+static atomic_ullong begun; /* launches, in all streams */
+static atomic_ullong last_begun[STREAM_PLACES]; /* of a stream; those that share a place are busy together */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* never held while anything else is waited for */
 static given *table;
 static size_t table_room;
@@ -139,16 +147,16 @@ static kind kind_of_name(const char *name) {
       {"cuLaunchCooperativeKernel", KERNEL},
       {"cuLaunchKernelEx", CONFIGURED},
       {"cuGraphLaunch", GRAPH},
-      {"cuStreamDestroy", DESTROY},
-      {"cuStreamDestroy_v2", DESTROY},
-      {"cuCtxDestroy", DESTROY},
-      {"cuCtxDestroy_v2", DESTROY},
-      {"cuCtxDetach", DESTROY},
-      {"cuGreenCtxDestroy", DESTROY},
-      {"cuDevicePrimaryCtxRelease", DESTROY},
-      {"cuDevicePrimaryCtxRelease_v2", DESTROY},
-      {"cuDevicePrimaryCtxReset", DESTROY},
-      {"cuDevicePrimaryCtxReset_v2", DESTROY},
+      {"cuStreamDestroy", STREAM_GOES},
+      {"cuStreamDestroy_v2", STREAM_GOES},
+      {"cuCtxDestroy", CONTEXT_GOES},
+      {"cuCtxDestroy_v2", CONTEXT_GOES},
+      {"cuCtxDetach", CONTEXT_GOES},
+      {"cuGreenCtxDestroy", CONTEXT_GOES},
+      {"cuDevicePrimaryCtxRelease", CONTEXT_GOES},
+      {"cuDevicePrimaryCtxRelease_v2", CONTEXT_GOES},
+      {"cuDevicePrimaryCtxReset", CONTEXT_GOES},
+      {"cuDevicePrimaryCtxReset_v2", CONTEXT_GOES},
   };
   size_t length = strlen(name);
   if (ends_with(name, length, "_ptsz")) length -= 5;
@@ -166,9 +174,7 @@ static kind kind_of(uint32_t id, const char *name) {
 }
 
 static void call_python(uint32_t id, pasta_call *data) {
-  if (!atomic_load(&listening)) return; /* Python may be about to end */
-  to.python(NULL, DRIVER_API, id, data);
-  if (to.after) to.after();
+  if (atomic_load(&listening)) to.python(NULL, DRIVER_API, id, data); /* else Python may be about to end */
 }
 
 static void ask_python(call *of, uint32_t id) {
@@ -262,11 +268,9 @@ static void close_given(call *of) {
   pthread_mutex_lock(&lock);
   for (size_t at = 0; at < of->count; at++) {
     size_t in = find_given(of->nodes[at].function);
-    if (!of->nodes[at].slot || in == atomic_load(&given_used) || table[in].by != of) continue;
-    table[in].by = NULL;
-    if (!table[in].spoilt) continue;
-    of->nodes[at].code = PASTA_SHARED;
-    remove_given(in);
+    if (!of->nodes[at].listed || in == atomic_load(&given_used)) continue;
+    if (table[in].spoilt && of->nodes[at].slot) of->nodes[at].code = PASTA_SHARED;
+    if (!--table[in].open && (table[in].spoilt || !table[in].has_slot)) remove_given(in);
   }
   pthread_mutex_unlock(&lock);
 }
@@ -293,18 +297,25 @@ static void leave_launch(call *of) {
   of->kind = UNKNOWN;
 }
 
-static void destroy_enters(void) {
+static void destruction(kind kind, const api_data *api) {
   int mode, exchanged = relax(&mode);
-  call_python(PASTA_DESTROY_ENTER, NULL);
+  pasta_call data = {.context = api->context};
+  const stream_params *of = api->params;
+  if (kind == STREAM_GOES && of->stream && !to.stream_handle(api->context, of->stream, &data.stream))
+    call_python(PASTA_STREAM_GOES, &data);
+  else
+    call_python(PASTA_CONTEXT_GOES, NULL);
   restore(exchanged, &mode);
 }
 
 static void driver_call(uint32_t id, const api_data *api) {
   kind kind = kind_of(id, api->function);
   call *of = &current;
+  in_call = api->site == ENTER;
+  if (in_call) entered = atomic_load(&begun);
   if (kind == OTHER || kind == UNKNOWN) return;
-  if (kind == DESTROY) {
-    if (api->site == ENTER && atomic_load(&listening)) destroy_enters();
+  if (kind == STREAM_GOES || kind == CONTEXT_GOES) {
+    if (api->site == ENTER && atomic_load(&listening)) destruction(kind, api);
   } else if (of->in_python) {
     return; /* a launch by what Python does for another one: left alone */
   } else if (api->site == ENTER) {
@@ -314,47 +325,60 @@ static void driver_call(uint32_t id, const api_data *api) {
   }
 }
 
-/* Where a launch in another thread has given the function a slot and may not yet have used it, neither of the two can be
- * told from the other: both lose it.
- */
-static int spoil(const void *function, const call *of) {
-  if (!atomic_load(&given_used)) return 0;
-  pthread_mutex_lock(&lock);
-  size_t at = find_given(function);
-  int shared = at < atomic_load(&given_used) && table[at].by && table[at].by != of;
-  if (shared) table[at].spoilt = 1;
-  pthread_mutex_unlock(&lock);
-  return shared;
+uint64_t pasta_entered(void) { return in_call ? entered : atomic_load(&begun); }
+
+static atomic_ullong *place_of(const void *stream) {
+  return &last_begun[((uintptr_t)stream >> 4) * 0x9E3779B97F4A7C15u >> 40 & (STREAM_PLACES - 1)];
 }
 
+int pasta_idle(const void *stream, uint64_t since) { return atomic_load(place_of(stream)) <= since; }
+
+/* Under the lock of the stream's context. */
+static void begins(const void *stream) { atomic_store(place_of(stream), atomic_fetch_add(&begun, 1) + 1); }
+
+int pasta_exchange_mode(int mode) { return driver.exchange_mode && !driver.exchange_mode(&mode) ? mode : -1; }
+
 /* Under the driver's lock: take a slot from a function that a launch of a graph gave it to; this launch has none, and
- * would count there.
+ * would count there. Where the graph may not yet have used it, both lose it.
  */
-static void forget(void *function, const call *of) {
+static void forget(void *function) {
   if (!atomic_load(&given_used)) return;
-  int found = spoil(function, of);
   pthread_mutex_lock(&lock);
   size_t at = find_given(function);
-  if (at < atomic_load(&given_used) && !table[at].by) found = 1, remove_given(at);
+  int found = at < atomic_load(&given_used);
+  if (found && table[at].open)
+    table[at].spoilt = 1;
+  else if (found)
+    remove_given(at);
   pthread_mutex_unlock(&lock);
   if (found) to.set_function(function, NULL);
 }
 
-static int remember(void *function, const call *by) {
-  int done = 1;
+/* Note that a graph with this function begins; tells whether it is alone with it, or -1 if there is no memory. */
+static int open_given(void *function, int *had_slot) {
+  int alone = -1;
   pthread_mutex_lock(&lock);
   size_t at = find_given(function), used = atomic_load(&given_used);
   if (at == used && used == table_room) {
     given *larger = realloc(table, (table_room ? 2 * table_room : 64) * sizeof *larger);
     if (larger) table = larger, table_room = table_room ? 2 * table_room : 64;
-    done = larger != NULL;
   }
-  if (done) {
-    table[at] = (given){function, by, 0};
-    if (at == used) atomic_store(&given_used, used + 1);
+  if (at < table_room) {
+    if (at == used) table[at] = (given){.function = function}, atomic_store(&given_used, used + 1);
+    alone = !table[at].open++;
+    *had_slot = table[at].has_slot;
+    if (!alone) table[at].spoilt = 1;
+    table[at].has_slot = 0;
   }
   pthread_mutex_unlock(&lock);
-  return done;
+  return alone;
+}
+
+static void has_slot(const void *function) {
+  pthread_mutex_lock(&lock);
+  size_t at = find_given(function);
+  if (at < atomic_load(&given_used)) table[at].has_slot = 1;
+  pthread_mutex_unlock(&lock);
 }
 
 /* Return the address of a slot, ready in the stream's order, or 0 and why. All of it under the driver's lock: GPU kernels
@@ -377,17 +401,20 @@ static uint64_t prepare(const pasta_slot *slot, void *context, void *stream, int
   return address;
 }
 
-uint64_t pasta_slab(uint32_t slab) { return slab < PASTA_MOST_SLABS ? slabs[slab].address : 0; }
+uint64_t pasta_slab(uint32_t slab, uint32_t turn) {
+  return slab < PASTA_MOST_SLABS && slabs[slab].turn == turn ? slabs[slab].address : 0;
+}
 
 static void launch_begins(const launch_data *launch) {
   call *of = &current;
   int known = (of->kind == KERNEL || of->kind == CONFIGURED) && !of->in_python && !of->begun;
-  if (!known && atomic_load(&listening)) atomic_fetch_add(&unknown, 1);
+  begins(launch->handle);
+  if (!known) atomic_fetch_add(&unknown, 1);
   if (known) of->begun = 1;
   int32_t code = PASTA_NOT_BEGUN;
   uint64_t slot = known && of->given ? prepare(&of->slot, launch->context, launch->handle, &code) : 0;
   if (slot) code = to.set_launch(launch->launch, launch->function, launch->handle, (void *)(uintptr_t)slot);
-  if (code) forget(launch->function, of);
+  if (code && (of->kind != GRAPH || of->in_python)) forget(launch->function);
   if (known) of->data.code = code;
 }
 
@@ -424,29 +451,29 @@ static uint64_t next_ready(call *of, pasta_node *node) {
 }
 
 static void give_node(call *of, pasta_node *node) {
-  if (spoil(node->function, of)) {
-    node->code = PASTA_SHARED;
-    to.set_function(node->function, NULL);
+  int had_slot = 0, alone = open_given(node->function, &had_slot);
+  node->listed = alone >= 0;
+  uint64_t slot = alone > 0 ? next_ready(of, node) : 0;
+  if (slot) {
+    has_slot(node->function);
+    of->reserved_used++;
+    node->slot = slot;
+    node->code = to.set_function(node->function, (void *)(uintptr_t)slot);
     return;
   }
-  uint64_t slot = next_ready(of, node);
-  if (!slot || !remember(node->function, of)) {
-    if (!node->code) node->place = -1;
-    forget(node->function, of);
-    return;
-  }
-  of->reserved_used++;
-  node->slot = slot;
-  node->code = to.set_function(node->function, (void *)(uintptr_t)slot);
+  if (!alone) node->code = PASTA_SHARED;
+  if (!node->code) node->place = -1;
+  if (!alone || had_slot) to.set_function(node->function, NULL);
 }
 
 static void node_begins(const node_data *data) {
   call *of = &current;
   if (data->type != KERNEL_NODE) return;
   if (of->kind != GRAPH || of->in_python) { /* an upload, or a call that we do not know */
-    forget(data->launch.function, of);
+    forget(data->launch.function);
     return;
   }
+  begins(of->data.stream);
   pasta_node *node = node_of(of, &data->launch);
   if (node && !node->count++) give_node(of, node);
 }

@@ -18,7 +18,8 @@ enum { /* what Python is called with as id; the domain is the driver API's */
   PASTA_LAUNCH_LEAVE = 2,
   PASTA_GRAPH_ENTER = 3,
   PASTA_GRAPH_LEAVE = 4,
-  PASTA_DESTROY_ENTER = 5
+  PASTA_STREAM_GOES = 5, /* entering a destruction; of the data context and stream alone are valid */
+  PASTA_CONTEXT_GOES = 6 /* the same, without data: which one stands in the parameters */
 };
 
 enum { PASTA_NOT_BEGUN = -1, PASTA_NO_MEMORY = -2, PASTA_SHARED = -3 };
@@ -39,6 +40,7 @@ typedef struct {    /* all nodes of one GPU kernel in a launch of a graph */
   int32_t code;     /* what came of the slot: SanitizerResult, PASTA_NO_MEMORY or PASTA_SHARED */
   uint32_t count;
   uint64_t slot;    /* 0 = none */
+  int listed;       /* among the functions that launches of graphs have */
   int32_t place;    /* which of those reserved, also where it could not be made ready; -1 = none */
 } pasta_node;
 
@@ -54,7 +56,6 @@ typedef struct { /* a place in a row of slots (a slab), which is allocated and c
 
 typedef struct {
   pasta_callback python;
-  void (*after)(void);                                                       /* is called when Python has returned */
   int (*allocate)(void *context, void **address, size_t size);               /* sanitizerAlloc */
   int (*clear)(void *address, int value, size_t size, void *stream);         /* sanitizerMemset */
   int (*write)(void *address, const void *from, size_t size, void *stream);  /* sanitizerMemcpyHostToDeviceAsync */
@@ -73,8 +74,14 @@ int pasta_give(const pasta_slot *slot);
 int pasta_reserve(const pasta_slot *slots, size_t count);
 /* In the thread of a graph's launch that is being left. */
 const pasta_node *pasta_nodes(size_t *count);
-/* Return where a slab was allocated; 0 = nowhere yet. */
-uint64_t pasta_slab(uint32_t slab);
+/* Return where a slab lies; 0 = no launch of this turn has begun. */
+uint64_t pasta_slab(uint32_t slab, uint32_t turn);
+/* Return how many launches had begun, in all streams, when this thread entered its call of the driver (or now). */
+uint64_t pasta_entered(void);
+/* Tell whether no launch has begun in a stream since that many had begun in all. */
+int pasta_idle(const void *stream, uint64_t entered);
+/* Have this thread meet other threads' captures in another way (CUstreamCaptureMode); returns the former, -1 = unknown. */
+int pasta_exchange_mode(int mode);
 /* Launches that began in a call that we do not know: nobody was asked. */
 uint64_t pasta_unknown_launches(void);
 

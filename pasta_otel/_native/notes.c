@@ -4,10 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "calls.h"
 #include "patches.h"
 
 enum { /* Sanitizer_CallbackIdResource */
   CONTEXT_DESTROY_STARTING = 4,
+  STREAM_DESTROY_STARTING = 7,
   MODULE_LOADED = 9,
   DEVICE_MEMORY_ALLOC = 11,
   DEVICE_MEMORY_FREE = 12
@@ -55,17 +57,17 @@ static void note_memory(int freed, const void *data) {
 
 static void note(pasta_note new) {
   pthread_mutex_lock(&lock);
-  const pasta_note *last = notes.used ? (const pasta_note *)notes.items + notes.used - 1 : NULL;
+  pasta_note *last = notes.used ? (pasta_note *)notes.items + notes.used - 1 : NULL;
   int synchronized = new.kind == PASTA_STREAM_SYNCHRONIZED || new.kind == PASTA_CONTEXT_SYNCHRONIZED;
   int again = synchronized && last && last->kind == new.kind && last->context == new.context;
   again = again && last->value == new.value;
-  pasta_note *one = again ? NULL : one_more(&notes, sizeof *one);
+  pasta_note *one = again ? last : one_more(&notes, sizeof *one);
   if (one) *one = new;
   pthread_mutex_unlock(&lock);
 }
 
 void pasta_note_refusal(int kind, void *context, int value, const char *call) {
-  note((pasta_note){(uint64_t)kind, (uintptr_t)context, (uint64_t)(int64_t)value, call});
+  note((pasta_note){(uint64_t)kind, (uintptr_t)context, (uint64_t)(int64_t)value, 0, call});
 }
 
 void pasta_resource(uint32_t id, const void *data) {
@@ -73,19 +75,22 @@ void pasta_resource(uint32_t id, const void *data) {
     note_memory(id == DEVICE_MEMORY_FREE, data);
   } else if (id == MODULE_LOADED) {
     pasta_patch_module(data);
+  } else if (id == STREAM_DESTROY_STARTING) {
+    void *const *of = data; /* Sanitizer_ResourceStreamData: context, green context, stream, handle */
+    note((pasta_note){PASTA_STREAM_GONE, (uintptr_t)of[0], (uintptr_t)of[3], 0, NULL});
   } else if (id == CONTEXT_DESTROY_STARTING) {
     void *context = *(void *const *)data;
     pasta_patch_context_gone(context);
-    note((pasta_note){PASTA_CONTEXT_GONE, (uintptr_t)context, 0, NULL});
+    note((pasta_note){PASTA_CONTEXT_GONE, (uintptr_t)context, 0, 0, NULL});
   }
 }
 
 void pasta_synchronized(uint32_t id, const void *data) {
   void *const *of = data; /* Sanitizer_SynchronizeData: context, stream, handle */
   if (id == STREAM)
-    note((pasta_note){PASTA_STREAM_SYNCHRONIZED, (uintptr_t)of[0], (uintptr_t)of[2], NULL});
+    note((pasta_note){PASTA_STREAM_SYNCHRONIZED, (uintptr_t)of[0], (uintptr_t)of[2], pasta_entered(), NULL});
   else if (id == CONTEXT)
-    note((pasta_note){PASTA_CONTEXT_SYNCHRONIZED, (uintptr_t)of[0], 0, NULL});
+    note((pasta_note){PASTA_CONTEXT_SYNCHRONIZED, (uintptr_t)of[0], 0, pasta_entered(), NULL});
 }
 
 pasta_memory_event *pasta_take_memory(size_t *count) { return take(&events, count); }

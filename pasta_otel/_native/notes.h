@@ -16,11 +16,13 @@ enum {
   PASTA_CONTEXT_REFUSED = 4, /* value: SanitizerResult */
   PASTA_MODULE_REFUSED = 5,  /* the same */
   PASTA_MODULE_LEFT = 6,     /* no GPU kernel in it can be a chosen one */
-  PASTA_INSTRUCTION_UNKNOWN = 7 /* value: Sanitizer_InstructionId */
+  PASTA_INSTRUCTION_UNKNOWN = 7, /* value: Sanitizer_InstructionId */
+  PASTA_STREAM_GONE = 8 /* value: the stream's handle */
 };
 
 typedef struct {
   uint64_t kind, context, value;
+  uint64_t entered; /* of a synchronisation: how many launches had begun in all streams when it was asked for */
   const char *call; /* what was refused; a constant, or NULL */
 } pasta_note;
 

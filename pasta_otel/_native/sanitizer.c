@@ -11,6 +11,8 @@
 
 static char driver_file[4096];
 
+static PyObject *python;            /* is called with (id, address of the data) */
+static unsigned long long main_thread;
 static __thread PyObject *later; /* an exception for the program, from within one of its calls into the driver */
 
 static int raise_it(void *exception) {
@@ -19,10 +21,47 @@ static int raise_it(void *exception) {
   return -1;
 }
 
-/* Python has returned, and may not be entered now. */
-static void after(void) {
-  if (later && Py_AddPendingCall(raise_it, later)) return; /* the queue is full: the next call tries again */
+/* Keep the exception that is set: a driver cannot pass it on. */
+static void keep(void) {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  if (value) {
+    Py_XDECREF(later);
+    later = value;
+  }
+  Py_XDECREF(type), Py_XDECREF(trace);
+}
+
+/* Raise what is kept once the program runs Python again. */
+static void deliver(void) {
+  if (!later) return;
+  if (PyThread_get_thread_ident() == main_thread) {
+    if (Py_AddPendingCall(raise_it, later)) return; /* the queue is full: the next call tries again */
+  } else {
+    PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), (PyObject *)Py_TYPE(later));
+    Py_DECREF(later);
+  }
   later = NULL;
+}
+
+static void call_python(void *user, int domain, uint32_t id, const void *data) {
+  (void)user, (void)domain;
+  PyGILState_STATE state = PyGILState_Ensure();
+  PyObject *type, *value, *trace; /* a destructor may call us while an exception is under way */
+  PyErr_Fetch(&type, &value, &trace);
+  int must_end = id == PASTA_LAUNCH_LEAVE || id == PASTA_GRAPH_LEAVE;
+  for (int tries = 0; tries < 4 && Py_MakePendingCalls(); tries++) keep(); /* handlers of signals: now, not in our Python */
+  for (int tries = 0; tries < 4; tries++) {
+    PyObject *done = PyObject_CallFunction(python, "IK", id, (unsigned long long)(uintptr_t)data);
+    Py_XDECREF(done);
+    if (done) break;
+    keep(); /* a handler's again, at the first line: what is called raises nothing itself */
+    if (!must_end) break;
+  }
+  PyErr_Restore(type, value, trace);
+  deliver();
+  PyGILState_Release(state);
 }
 
 static PyObject *raise_later(PyObject *self, PyObject *exception) {
@@ -35,19 +74,21 @@ static PyObject *raise_later(PyObject *self, PyObject *exception) {
 }
 
 static PyObject *receiver(PyObject *self, PyObject *arguments) {
-  unsigned long long python, allocate, clear, write, set_launch, set_function, stream_handle;
+  unsigned long long allocate, clear, write, set_launch, set_function, stream_handle;
+  PyObject *callable;
   const char *driver;
   pasta_receiver to = {0};
   (void)self;
-  if (!PyArg_ParseTuple(arguments, "KKKKKKKs", &python, &allocate, &clear, &write, &set_launch, &set_function, &stream_handle,
-                        &driver))
+  if (!PyArg_ParseTuple(arguments, "OKKKKKKKs", &callable, &main_thread, &allocate, &clear, &write, &set_launch,
+                        &set_function, &stream_handle, &driver))
     return NULL;
   if (strlen(driver) >= sizeof driver_file)
     return PyErr_SetString(PyExc_ValueError, "the driver's path is too long"), NULL;
   strcpy(driver_file, driver);
+  Py_INCREF(callable); /* for ever: a callback may be under way whenever we are told to stop */
+  python = callable;
   to.driver = driver_file;
-  to.python = (pasta_callback)(uintptr_t)python;
-  to.after = after;
+  to.python = call_python;
   to.allocate = (int (*)(void *, void **, size_t))(uintptr_t)allocate;
   to.clear = (int (*)(void *, int, size_t, void *))(uintptr_t)clear;
   to.write = (int (*)(void *, const void *, size_t, void *))(uintptr_t)write;
@@ -173,10 +214,23 @@ static PyObject *nodes(PyObject *self, PyObject *nothing) {
   return list;
 }
 
-static PyObject *slab(PyObject *self, PyObject *number) {
+static PyObject *slab(PyObject *self, PyObject *arguments) {
+  unsigned int number, turn;
   (void)self;
-  unsigned long of = PyLong_AsUnsignedLong(number);
-  return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLongLong(of < PASTA_MOST_SLABS ? pasta_slab((uint32_t)of) : 0);
+  return PyArg_ParseTuple(arguments, "II", &number, &turn) ? PyLong_FromUnsignedLongLong(pasta_slab(number, turn)) : NULL;
+}
+
+static PyObject *idle(PyObject *self, PyObject *arguments) {
+  unsigned long long stream, entered;
+  (void)self;
+  if (!PyArg_ParseTuple(arguments, "KK", &stream, &entered)) return NULL;
+  return PyBool_FromLong(pasta_idle((const void *)(uintptr_t)stream, entered));
+}
+
+static PyObject *exchange_mode(PyObject *self, PyObject *mode) {
+  (void)self;
+  long of = PyLong_AsLong(mode);
+  return PyErr_Occurred() ? NULL : PyLong_FromLong(of < 0 ? of : pasta_exchange_mode((int)of));
 }
 
 static PyObject *memory(PyObject *self, PyObject *nothing) {
@@ -200,7 +254,7 @@ static PyObject *notes(PyObject *self, PyObject *nothing) {
   PyObject *list = PyList_New((Py_ssize_t)count);
   for (size_t at = 0; list && at < count; at++) {
     const pasta_note *one = &taken[at];
-    PyObject *item = Py_BuildValue("(KKKz)", one->kind, one->context, one->value, one->call);
+    PyObject *item = Py_BuildValue("(KKKKz)", one->kind, one->context, one->value, one->entered, one->call);
     if (!item || PyList_SetItem(list, (Py_ssize_t)at, item)) Py_CLEAR(list);
   }
   free(taken);
@@ -222,12 +276,14 @@ static PyMethodDef methods[] = {
     {"patch_with", patch_with, METH_VARARGS, "Patch modules, as they are loaded, with these device functions."},
     {"stop", stop, METH_NOARGS, "Do not call back any more."},
     {"give", give, METH_VARARGS, "Give the launch that is being entered a slot: slab, turn, slab_bytes, offset, header."},
-    {"slab", slab, METH_O, "Return where a slab was allocated; 0 = nowhere yet."},
+    {"slab", slab, METH_VARARGS, "Return where a slab lies; 0 = no launch of this turn has begun: number, turn."},
+    {"idle", idle, METH_VARARGS, "Tell whether no launch has begun in a stream since so many had in all: stream, count."},
+    {"exchange_mode", exchange_mode, METH_O, "Set this thread's CUstreamCaptureMode; returns the former, -1 = unknown."},
     {"reserve", reserve, METH_O, "Give the graph that is being entered slots, each for one GPU kernel."},
     {"nodes", nodes, METH_NOARGS, "Return the GPU kernels of the graph that is being left."},
-    {"raise_later", raise_later, METH_O, "Raise this in the main thread, once the program's call into the driver is over."},
+    {"raise_later", raise_later, METH_O, "Raise this in the program, once its call into the driver is over."},
     {"memory", memory, METH_NOARGS, "Return what was allocated and freed since the last call: (freed, address, size)."},
-    {"notes", notes, METH_NOARGS, "Return what happened since the last call: (kind, context, value, call)."},
+    {"notes", notes, METH_NOARGS, "Return what happened since the last call: (kind, context, value, entered, call)."},
     {"lost", lost, METH_NOARGS, "Return how many events there was no room for."},
     {"unknown", unknown, METH_NOARGS, "Return how many launches began in calls that are not known."},
     {NULL, NULL, 0, NULL},

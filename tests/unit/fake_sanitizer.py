@@ -61,6 +61,7 @@ _SIGNATURES = {
     "fake_linger": (None, (_INT,)),
     "fake_limit": (None, (_INT,)),
     "fake_others_capture": (None, (_INT,)),
+    "fake_late": (None, (_INT,)),
     "fake_between": (None, (_BETWEEN,)),
     "fake_patched": (_INT, (_POINTER,)),
     "fake_errors": (_INT, ()),
@@ -163,6 +164,10 @@ class Program:
     def others_capture(self, on: bool) -> None:
         """Let another thread begin or end to capture a stream in global mode."""
         self.library.fake_others_capture(on)
+
+    def late(self) -> None:
+        """Have the GPU kernels of graphs look for their slots last of all."""
+        self.library.fake_late(1)
 
     def in_the_next_graph(self, meanwhile: Callable[[], None]) -> None:
         """Have something happen in another thread while a graph is launched, once its GPU kernels are begun."""

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pasta_otel.gpu.memory import counters
 from pasta_otel.gpu.memory.blocks import OpenBlocks, Part
 from pasta_otel.gpu.memory.locks import OwnedLock
-from pasta_otel.gpu.memory.native import Call, CallData
+from pasta_otel.gpu.memory.native import Call, CallData, NoteKind
 from pasta_otel.gpu.memory.selection import Selection
 from pasta_otel.gpu.memory.tensors import Tensors
 from pasta_otel.gpu.memory.tool import LaunchInfo
@@ -123,6 +123,31 @@ Blocks.TestCase.settings = settings(max_examples=60, stateful_step_count=40, dea
 test_blocks_that_open_and_close_in_any_order_get_each_their_own = Blocks.TestCase
 
 
+def test_a_block_counts_the_nodes_of_a_graph_as_the_process_does():
+    blocks, part = OpenBlocks(required=True, keep=False), Part(Selection(names=("neg", "k")))
+    blocks.open(part)
+    program = Program(blocks=blocks)
+    program.graph([1, 2, 3, 4, 5], names=("neg", "add"))
+    program.launch(5)
+    program.collector.finish()
+    assert (program.collector.seen, part.seen) == (6, 6)
+    assert part.skipped == {"name": 2}
+    assert part.pending == 0
+    blocks.close(part)
+
+
+def test_a_block_does_not_wait_for_launches_that_are_lost():
+    blocks, part = OpenBlocks(required=True, keep=False), Part(Selection())
+    blocks.open(part)
+    program = Program(blocks=blocks)
+    program.launch(1)
+    program.note(NoteKind.CONTEXT_GONE)
+    program.launch(2)
+    program.collector.finish()
+    assert (part.seen, len(part.launches), part.skipped, part.pending) == (2, 1, {"unreadable": 1}, 0)
+    blocks.close(part)
+
+
 def test_a_lock_knows_its_owner():
     lock = OwnedLock()
     assert not lock.mine
@@ -141,9 +166,9 @@ def test_a_lock_knows_its_owner():
 
 def test_a_stream_that_garbage_collection_destroys_inside_our_own_work_stops_nothing():
     class Garbage(OpenBlocks):
-        def refusal(self, number, name, module="", /):
-            program.call(Call.DESTROY_ENTER, CallData())
-            return super().refusal(number, name, module)
+        def refusal(self, number, name, module="", nodes=0, /):
+            program.call(Call.CONTEXT_GOES, CallData())
+            return super().refusal(number, name, module, nodes)
 
     program = Program(blocks=Garbage(required=False, keep=True))
     thread = threading.Thread(target=program.launch, args=(5,), daemon=True)

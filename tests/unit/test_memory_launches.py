@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import signal
 import subprocess
 import sys
 import threading
@@ -245,6 +247,54 @@ def test_a_graph_loses_a_gpu_kernel_that_is_launched_without_a_slot_while_the_gr
     assert analysed.collector.skipped == ({"shared": 1} if upload else {"shared": 1, "inactive": 1})
 
 
+def test_a_graph_without_slots_never_counts_in_those_of_one_that_begins_meanwhile(analysed):
+    program = analysed.program
+    program.late()
+    shared = program.function("shared")
+
+    def meanwhile():
+        analysed.collector.active = True
+        program.graph(0x88, program.stream(2), [(shared, 5, 5)])
+
+    analysed.collector.active = False
+    program.in_the_next_graph(meanwhile)
+    program.graph(0x77, program.stream(1), [(shared, 100, 1)])
+    program.graph(0x77, program.stream(1), [(shared, 6, 6)])
+    analysed.collector.finish()
+    assert analysed.results == [("shared", 6, (6, 1))]
+    assert analysed.collector.skipped == {"inactive": 1, "shared": 1}
+
+
+def test_of_three_graphs_that_launch_one_gpu_kernel_at_the_same_time_none_counts_for_another(analysed):
+    program = analysed.program
+    program.late()
+    shared = program.function("shared")
+    second_begun, first_ended = threading.Event(), threading.Event()
+    second = threading.Thread(target=lambda: program.graph(0x88, program.stream(2), [(shared, 100, 1)]))
+
+    def in_the_second():
+        second_begun.set()
+        first_ended.wait()
+
+    def in_the_first():
+        program.in_the_next_graph(in_the_second)
+        second.start()
+        second_begun.wait()
+
+    def in_the_third():
+        first_ended.set()
+        second.join()
+
+    program.in_the_next_graph(in_the_first)
+    program.graph(0x77, program.stream(1), [(shared, 7, 7)])
+    program.in_the_next_graph(in_the_third)
+    program.graph(0x99, program.stream(3), [(shared, 5, 5)])
+    program.graph(0x99, program.stream(3), [(shared, 6, 6)])
+    analysed.collector.finish()
+    assert analysed.results == [("shared", 6, (6, 1))]
+    assert analysed.collector.skipped == {"shared": 3}
+
+
 def test_a_launch_with_a_slot_leaves_a_graph_with_the_same_gpu_kernel_its_own(analysed):
     program = analysed.program
     shared, stream = program.function("shared"), program.stream(2)
@@ -332,6 +382,163 @@ def test_ctrl_c_during_our_work_reaches_the_program_and_loses_no_other_launch(an
     assert analysed.collector.skipped["slot"] >= 1
 
 
+def test_ctrl_c_while_the_program_is_in_the_driver_reaches_it_and_loses_nothing(analysed):
+    program, stream = analysed.program, analysed.program.stream(1)
+    handle = program.function("k")
+    program.launch(handle, stream, value=1)
+    program.linger(200_000)
+    sent = threading.Event()
+
+    def interrupt():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        sent.set()
+
+    threading.Timer(0.05, interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        graph_and_more(program, [(handle, 2, 2)], sent)
+    program.synchronize()
+    analysed.collector.settle()
+    assert Counter(analysed.results) == {("k", 1, (1, 1)): 1, ("k", 2, (2, 1)): 1}
+
+
+def graph_and_more(program, nodes, sent=None):
+    program.graph(0x77, program.stream(1), nodes)
+    if sent:
+        sent.wait()
+    program.linger(0)
+    for _ in range(10_000):
+        program.free(program.malloc(64))
+
+
+@pytest.mark.parametrize("where", ["who", "header", "decode"])
+@pytest.mark.parametrize("error", [TimeoutError, SystemExit])
+def test_what_the_programs_handler_of_a_signal_raises_reaches_it_wherever_it_interrupts_us(analysed, error, where):
+    program = analysed.program
+    handle, raised = program.function("k"), []
+
+    def handler(_number, _frame):
+        raise error
+
+    def interrupted(*arguments):
+        if not raised:
+            raised.append(1)
+            signal.raise_signal(signal.SIGALRM)
+        return former(*arguments)
+
+    owner = analysed.collector if where == "who" else analysed.tool
+    name = "_who" if where == "who" else where
+    former = getattr(owner, name)
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        program.launch(handle, None, value=1)
+        setattr(owner, name, interrupted)
+        program.synchronize()
+        with pytest.raises(error):
+            graph_and_more(program, [(handle, 2, 2)])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    program.launch(handle, None, value=3)
+    analysed.collector.finish()
+    assert {(1, 1), (3, 1)} <= {counted for _, _, counted in analysed.results}
+    assert analysed.collector.seen == len(analysed.results) + sum(analysed.collector.skipped.values())
+
+
+def test_the_end_never_takes_an_earlier_launchs_counts_for_those_of_one_that_has_not_begun(analysed):
+    program, stream = analysed.program, analysed.program.stream(1)
+    handle, given, go = program.function("k"), threading.Event(), threading.Event()
+    program.launch(handle, stream, value=5, grid_x=5)
+    program.synchronize(stream)
+    analysed.collector.settle()
+    enter = analysed.collector._enter
+
+    def stopped(data):
+        enter(data)
+        given.set()
+        go.wait()
+
+    analysed.collector._enter = stopped
+    other = threading.Thread(target=program.launch, args=(handle, stream), kwargs={"value": 100, "grid_x": 100})
+    other.start()
+    given.wait()
+    analysed.collector.finish()
+    go.set()
+    other.join()
+    assert analysed.results == [("k", 5, (5, 1))]
+    assert analysed.collector.skipped == {"not_run": 1}
+
+
+def test_a_stream_that_a_tool_destroys_while_it_decodes_is_read_before(analysed):
+    program = analysed.program
+    handle, decode, streams = program.function("k"), analysed.tool.decode, [program.stream(2), program.stream(3)]
+
+    def destroys(record):
+        if streams:
+            program.destroy_stream(streams.pop())
+        return decode(record)
+
+    for number in (1, 2, 3):
+        program.launch(handle, program.stream(number), value=number)
+    analysed.tool.decode = destroys
+    program.synchronize()
+    analysed.collector.settle()
+    analysed.collector.finish()
+    assert sorted(counted for _, _, counted in analysed.results) == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_a_stream_that_is_destroyed_unheard_in_our_own_work_is_never_read_again(analysed):
+    program, stream = analysed.program, analysed.program.stream(1)
+    handle, refusal = program.function("k"), analysed.collector._refusal
+
+    def destroys(*arguments):
+        analysed.collector._refusal = refusal
+        program.destroy_stream(stream)
+        return refusal(*arguments)
+
+    program.launch(handle, stream, value=1)
+    analysed.collector._refusal = destroys
+    program.launch(handle, program.stream(2), value=2)
+    analysed.collector.finish()
+    assert [counted for _, _, counted in analysed.results] == [(2, 1)]
+    assert analysed.collector.skipped == {"unreadable": 1}
+
+
+def test_who_asks_while_another_thread_captures_does_not_break_the_capture(analysed):
+    program = analysed.program
+    program.launch(program.function("k"), program.stream(1), value=1)
+    program.synchronize()
+    program.others_capture(True)
+    analysed.collector.settle()
+    assert [counted for _, _, counted in analysed.results] == [(1, 1)]
+    program.others_capture(False)
+
+
+def test_an_exception_that_is_meant_for_a_thread_is_raised_in_that_thread(analysed):
+    class Limit(BaseException):
+        pass
+
+    program, got = analysed.program, []
+    handle = program.function("k")
+
+    def limited():
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(Limit))
+        return NOBODY
+
+    def work():
+        try:
+            program.launch(handle)
+            for _ in range(10_000):
+                program.free(program.malloc(64))
+        except Limit:
+            got.append("here")
+
+    analysed.collector._who = limited
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    analysed.collector._who = lambda: NOBODY
+    assert got == ["here"]
+
+
 FORKED = """
 import os, sys, threading
 from tests.unit.test_memory_launches import Analysed
@@ -341,7 +548,7 @@ program = analysed.program
 handle = program.function("k")
 taken, done = threading.Event(), threading.Event()
 def hold():
-    with analysed.collector._settling, analysed.collector._lock:
+    with analysed.collector._lock:
         taken.set()
         done.wait()
 holder = threading.Thread(target=hold)

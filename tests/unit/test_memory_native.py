@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,6 @@ SOURCE = Path(__file__).parents[1] / "fixtures" / "native" / "other_thread.c"
 receiver = pytest.importorskip("pasta_otel._native._sanitizer", reason="built without a C compiler")
 ALLOC, FREE, CONTEXT_GOES = 11, 12, 4
 STREAM, CONTEXT = 1, 2
-ALIVE: list[object] = []
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +36,10 @@ class Peer:
     """The driver's side: calls the subscribed receiver in threads of C, with or without the interpreter lock held."""
 
     def __init__(self, library: str) -> None:
-        self.seen: list[tuple[int, int]] = []
-        function = CALLBACK(lambda _user, domain, event, _data: self.seen.append((domain, event)))
-        ALIVE.append(function)
-        address = ctypes.cast(function, ctypes.c_void_p).value
-        self.subscribed = CALLBACK(receiver.receiver(address, 0, 0, 0, 0, 0, 0, "libnone.so"))
+        self.seen: list[int] = []
+        main = threading.main_thread().ident
+        heard = lambda call, _data: self.seen.append(call)  # noqa: E731
+        self.subscribed = CALLBACK(receiver.receiver(heard, main, 0, 0, 0, 0, 0, 0, "libnone.so"))
         receiver.memory(), receiver.notes()
         self.holding, self.letting_go = ctypes.PyDLL(library), ctypes.CDLL(library)
 
@@ -73,7 +72,7 @@ def test_synchronisation_and_contexts_that_go_are_noted_in_their_order(peer):
     for _ in range(3):
         peer.tell(Domain.SYNCHRONIZE, STREAM, 0x100)
     peer.tell(Domain.RESOURCE, CONTEXT_GOES, 0x100)
-    assert receiver.notes() == [
+    assert [(kind, context, value, call) for kind, context, value, _entered, call in receiver.notes()] == [
         (NoteKind.CONTEXT_SYNCHRONIZED, 0x100, 0, None),
         (NoteKind.STREAM_SYNCHRONIZED, 0x100, 0, None),
         (NoteKind.CONTEXT_GONE, 0x100, 0, None),

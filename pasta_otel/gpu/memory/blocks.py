@@ -43,12 +43,12 @@ class Part:
         """Return whether the torch module of a launch decides."""
         return self._chooser.asks_for_modules
 
-    def wants(self, number: int, name: str, module: str = "") -> str:
-        """Return why this launch is not wanted; empty = it is."""
-        self.seen += 1
+    def wants(self, number: int, name: str, module: str = "", nodes: int = 0) -> str:
+        """Return why this launch (nodes of a graph) is not wanted; empty = it is."""
+        self.seen += max(1, nodes)
         reason = self._chooser.refusal(name, module)
         if reason:
-            self.skipped[reason] += 1
+            self.skipped[reason] += max(1, nodes)
         else:
             self._waiting.add(number)
         return reason
@@ -58,11 +58,11 @@ class Part:
         self.launches.append((launch, result))
         self._waiting.discard(launch.number)
 
-    def lose(self, number: int, reason: str) -> None:
+    def lose(self, number: int, reason: str, nodes: int = 0) -> None:
         """Note that a launch that was wanted will not come."""
         self._waiting.discard(number)
         self._chooser.chosen -= 1
-        self.skipped[reason] += 1
+        self.skipped[reason] += max(1, nodes)
 
 
 class OpenBlocks:
@@ -99,10 +99,10 @@ class OpenBlocks:
         """Return whether the torch module of a launch decides for an open block."""
         return any(part.asks_for_modules for part in self._open)
 
-    def refusal(self, number: int, name: str, module: str = "", /) -> str:
+    def refusal(self, number: int, name: str, module: str = "", nodes: int = 0, /) -> str:
         """Return why nobody wants this launch; empty = it is analysed."""
         entered_twice_counts_once = dict.fromkeys(self._open)
-        refusals = {part: part.wants(number, name, module) for part in entered_twice_counts_once}
+        refusals = {part: part.wants(number, name, module, nodes) for part in entered_twice_counts_once}
         wanting = [part for part, reason in refusals.items() if not reason]
         if wanting:
             self._wanted[number] = wanting
@@ -116,7 +116,7 @@ class OpenBlocks:
             part.take(launch, result)
         return not self._keep
 
-    def lost(self, number: int, reason: str, /) -> None:
+    def lost(self, number: int, reason: str, nodes: int = 0, /) -> None:
         """Tell the blocks that wanted it."""
         for part in self._wanted.pop(number, ()):
-            part.lose(number, reason)
+            part.lose(number, reason, nodes)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
@@ -18,6 +20,7 @@ JOB = "PASTA_ANALYZE_JOB"
 """Environment variable: the job as JSON, written by ``command_environment``."""
 DRAIN_TIMEOUT_S = 5.0
 """Half of the shortest time between SIGTERM and SIGKILL that is usual (docker stop: 10 s)."""
+AGAIN_S = 0.02
 BEGUN = ".begun"
 """Suffix of a file that a process leaves until its result is there: killed processes keep it."""
 FOLDER = str(Path(__file__).parent / "inject")
@@ -70,16 +73,25 @@ def _begin(job: Mapping[str, Any], environ: Mapping[str, str], target: Path) -> 
             _write(target, document)
 
     atexit.register(finish)
-    _finish_on_sigterm(finish)
+    _finish_on_sigterm(finish, lambda: session.working)
 
 
-def _finish_on_sigterm(finish: Callable[[], None]) -> None:
-    """Write the result before SIGTERM ends a program that has no handler; it still ends by the signal."""
+def _finish_on_sigterm(finish: Callable[[], None], working: Callable[[], bool]) -> None:
+    """Write the result before SIGTERM ends a program that has no handler; it still ends by the signal.
+
+    Where it interrupted our own work it comes again a moment later: a lock is held there that the end needs.
+    """
+    until = math.inf
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return
 
     def terminate(number: int, frame: FrameType | None) -> None:
         del frame
+        nonlocal until
+        until = min(until, time.monotonic() + DRAIN_TIMEOUT_S)
+        if working() and time.monotonic() < until:
+            threading.Timer(AGAIN_S, os.kill, (os.getpid(), number)).start()
+            return
         signal.signal(number, signal.SIG_DFL)
         # in a thread of its own: the signal may have interrupted one of our callbacks, which holds a lock
         worker = threading.Thread(target=finish, daemon=True)

@@ -1,38 +1,39 @@
 """Give every selected launch a slot of device memory, and read slots in the order of their stream.
 
 A slab is a row of slots that one stream fills. They are cleared and read by operations of that same stream, so that a
-result is never read before its launch is done, and no launch waits. Slabs are read when the program launches or asks
-for results after it has synchronised, when the device memory allowed is used up (the only time that we wait: ``waits``
-counts it), and at the end.
+result is never read before its launch is done, and no launch waits. Slabs are read when the program launches after it
+has synchronised, if their stream was given no launch since; when somebody asks for results; when the device memory
+allowed is used up (the only time that a launch waits: ``waits`` counts it); when a stream is destroyed; and at the end.
 
 All this happens at the beginning and the end of calls into the driver, where it holds no lock (``native``).
-No call into the driver is made under the lock of our own data all the same: a thread that has it might be waited for.
-Whoever reads slots has another lock meanwhile, which every launch waits for: who asks after synchronising then has the
-results, whichever thread reads them, and a stream gets no new work that its reader would have to wait for.
+No call into the driver is made under our lock all the same: a thread that has it might be waited for.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, Protocol
 
 from pasta_otel.errors import InputError, PastaError, StateError
 from pasta_otel.gpu.memory.callers import NOBODY, Caller, caller
 from pasta_otel.gpu.memory.graphs import Graphs, Reserved
+from pasta_otel.gpu.memory.handlers import from_a_handler
 from pasta_otel.gpu.memory.locks import OwnedLock
 from pasta_otel.gpu.memory.native import NO_MEMORY, NOT_BEGUN, SHARED, Call, CallData, Node, Note, NoteKind, Slot
+from pasta_otel.gpu.memory.reading import EVERY_STREAM, Batch, Reader
 from pasta_otel.gpu.memory.sanitizer import meaning
 from pasta_otel.gpu.memory.selection import Chooser, Selection
-from pasta_otel.gpu.memory.slabs import Context, Device, Slab, StreamRegions
+from pasta_otel.gpu.memory.slabs import Context, Device, Regions, Slab, StreamRegions
 from pasta_otel.gpu.memory.tool import LaunchInfo, Record, Tool, blame
 
 MOST_SLOTS = 64
 _REASONS = {NOT_BEGUN: "not_run", NO_MEMORY: "device_memory", SHARED: "shared"}
 """Why a launch has no result, by the code at its end."""
-LEAST_READ = 8
-"""Bytes."""
+ASKED_S, DESTROYED_S, FINISH_S = 60.0, 30.0, 2.0
+"""The longest that somebody waits for another thread which reads: who asks, a stream's end, ours."""
 LEAST_SLABS = 4
 """Slabs that fit into the device memory allowed, so that several streams can be filled at once."""
 
@@ -44,13 +45,13 @@ class Blocks(Protocol):
     def asks_for_modules(self) -> bool:
         """Return whether the torch module of a launch decides."""
 
-    def refusal(self, number: int, name: str, module: str = "", /) -> str:
-        """Return why nobody wants this launch; empty = it is analysed."""
+    def refusal(self, number: int, name: str, module: str = "", nodes: int = 0, /) -> str:
+        """Return why nobody wants this launch (nodes of a graph); empty = it is analysed."""
 
     def analysed(self, launch: LaunchInfo, result: Any, /) -> bool:
         """Take a launch that was wanted; True = it need not be kept for the process as a whole."""
 
-    def lost(self, number: int, reason: str, /) -> None:
+    def lost(self, number: int, reason: str, nodes: int = 0, /) -> None:
         """Note that a launch that was wanted will not come."""
 
 
@@ -59,13 +60,13 @@ class _NoBlocks:
 
     asks_for_modules = False
 
-    def refusal(self, _number: int, _name: str, _module: str = "", /) -> str:
+    def refusal(self, _number: int, _name: str, _module: str = "", _nodes: int = 0, /) -> str:
         return ""
 
     def analysed(self, _launch: LaunchInfo, _result: Any, /) -> bool:
         return False
 
-    def lost(self, _number: int, _reason: str, /) -> None:
+    def lost(self, _number: int, _reason: str, _nodes: int = 0, /) -> None:
         pass
 
 
@@ -113,10 +114,10 @@ class Collector:
         self._most_slabs = selection.device_bytes // self.slab_bytes
         self._contexts: dict[int, Context] = {}
         self._lock = OwnedLock()
-        self._settling = OwnedLock()
-        """Taken before the other one, never after it."""
-        self._notes: deque[Note] = deque()
-        self._kept: list[list[bytes]] = []
+        self._reader = Reader(device, self._lock, tool.slot_bytes, self._decode, self._unreadable)
+        self._synchronized: dict[tuple[int, int | None], int] = {}
+        """Streams that were synchronised and not read since; when that was (``Note.entered``)."""
+        self._working: set[int] = set()
         self._held: dict[int, tuple[Slab, int]] = {}
         self._graphs = Graphs()
         self._slab_count = 0
@@ -141,13 +142,27 @@ class Collector:
             data: Address of its ``CallData``.
         """
         if self._lock.mine:
-            return  # a collection of garbage inside our own work destroyed a stream, say: its slots are read later
+            return  # a collection of garbage between two lines of ours, which destroys a stream, say
+        outermost = self._begin_work()
         try:
             self._dispatch(call, data)
-        except Exception as error:  # noqa: BLE001 - raised into a C caller it would be printed and lost
-            self._report(f"{type(error).__name__}: {error}")
-        except BaseException as error:  # noqa: BLE001 - Ctrl-C, or sys.exit() by a handler of a signal
-            self._device.raise_later(error)
+        except BaseException as error:  # noqa: BLE001 - raised into a C caller it would be printed and lost
+            if not isinstance(error, Exception) or from_a_handler(error):  # Ctrl-C, or a limit of time
+                self._device.raise_later(error)
+            else:
+                self._report(f"{type(error).__name__}: {error}")
+        finally:
+            self._working -= outermost
+
+    def _begin_work(self) -> set[int]:
+        outermost = {threading.get_ident()} - self._working
+        self._working |= outermost
+        return outermost
+
+    @property
+    def working(self) -> bool:
+        """Return whether the calling thread is in the middle of our work (a handler of a signal asks)."""
+        return threading.get_ident() in self._working
 
     def _dispatch(self, call: int, data: int) -> None:
         if call == Call.LAUNCH_LEAVE:
@@ -155,36 +170,86 @@ class Collector:
         elif call == Call.GRAPH_LEAVE:
             self._leave_graph(CallData.from_address(data))
         else:
-            self.settle()
+            if not self._reader.mine:
+                self._reader.read(partial(self._choose_settled, asked=False))
             if call == Call.LAUNCH_ENTER:
                 self._enter(CallData.from_address(data))
             elif call == Call.GRAPH_ENTER:
                 self._enter_graph(CallData.from_address(data))
-            else:  # every stream: which one goes stands in the parameters, and contexts have many
-                for handle in list(self._contexts):
-                    self._drain(handle, None, every_stream=True)
+            else:
+                self._goes({CallData.from_address(data).stream} if call == Call.STREAM_GOES else EVERY_STREAM)
 
-    def settle(self) -> None:
-        """Read slots of streams that were synchronised since the last call, and hear what was patched.
+    def settle(self, timeout_s: float = ASKED_S) -> None:
+        """Read slots of streams that were synchronised, and hear what was patched.
 
-        It waits for streams that were given more work since, and for another thread that does this.
+        It waits for streams that were given more work since, and for other threads that read (so long at most).
         """
-        if self._lock.mine or self._settling.mine:
-            return  # inside our own work: a handler of a signal, or a collection of garbage
-        with self._settling:
-            self._notes.extend(self._device.notes())
-            while self._notes:
-                self._hear(self._notes.popleft())
+        if self._lock.mine or self._reader.mine:
+            return  # inside our own work: a handler of a signal, or a tool
+        outermost = self._begin_work()
+        try:
+            self._reader.read(partial(self._choose_settled, asked=True))
+            self._reader.wait(timeout_s)
+        finally:
+            self._working -= outermost
+
+    def _choose_settled(self, batch: Batch, *, asked: bool) -> None:
+        """Choose the slabs of synchronised streams; unless somebody asks, those that we need not wait for."""
+        for note in self._device.notes():
+            self._hear(note)
+        for (handle, stream), entered in list(self._synchronized.items()):
+            if asked or self._device.idle(stream, entered):
+                del self._synchronized[handle, stream]
+                self._choose(batch, {handle}, {stream})
+
+    def _choose(self, batch: Batch, handles: Collection[int], streams: Any) -> None:
+        for handle in handles:
+            if context := self._contexts.get(handle):
+                for slab in context.readable(streams):
+                    self._reader.take(context, slab, batch)
 
     def _hear(self, note: Note) -> None:
         if note.kind == NoteKind.STREAM_SYNCHRONIZED:
-            self._drain(note.context, note.value or None, every_stream=False)
+            self._synchronized[note.context, note.value or None] = note.entered
         elif note.kind == NoteKind.CONTEXT_SYNCHRONIZED:
-            self._drain(note.context, None, every_stream=True)
+            context = self._contexts.get(note.context, Context())
+            for slab in context.unread:
+                self._synchronized[note.context, slab.stream] = note.entered
+        elif note.kind == NoteKind.STREAM_GONE:
+            self._bury(note.context, note.value)
         elif note.kind == NoteKind.CONTEXT_GONE:
-            self._contexts.pop(note.context, None)  # its memory goes with it
+            self._gone(note.context)
         else:
             self._patched(note)
+
+    def _goes(self, streams: Any) -> None:
+        """Read what streams hold that are about to be destroyed, also where another thread is at it."""
+
+        def choose(batch: Batch) -> None:
+            self._reader.take_back(streams, batch)
+            self._choose(batch, list(self._contexts), streams)
+
+        self._reader.read(choose)
+        self._reader.wait_until_read(streams, DESTROYED_S)
+
+    def _gone(self, handle: int) -> None:
+        context = self._contexts.pop(handle, Context())  # its memory goes with it
+        for slab in context.unread:
+            self._forget(slab)
+
+    def _bury(self, handle: int, stream: int) -> None:
+        """Give up slabs whose stream is gone unread: they can neither be read nor used again."""
+        context = self._contexts.get(handle, Context())
+        self._synchronized.pop((handle, stream), None)
+        for slab in [slab for slab in context.unread if slab.stream == stream]:
+            context.drop(slab)
+            self._forget(slab)
+
+    def _forget(self, slab: Slab) -> None:
+        self._reader.kept.append(slab.sources)
+        for launch in slab.pending:
+            if launch is not None:
+                self._lose("unreadable", launch.number, nodes=launch.nodes)
 
     def _patched(self, note: Note) -> None:
         if note.kind == NoteKind.CONTEXT_REFUSED:
@@ -212,26 +277,33 @@ class Collector:
             if reason:
                 self.skipped[reason] += 1
                 return
-        held = self._claim(context, data)
-        if held is None:
-            self._lose("device_memory", number)
-            return
-        with self._lock:
-            self._held[threading.get_ident()] = held  # open, whatever comes: until this launch's end, or the next one
         try:
+            if self._claim(context, data, self._hold) is None:
+                self._lose("device_memory", number)
+                return
+            slab, index = held = self._held[threading.get_ident()]
             launcher = launcher or self._who()
             self._device.give_slot(self._slot(context, data, held))
             # only now: of a launch without its slot nothing would be counted, and that must not be read as zeros
-            slab, index = held
             shape = (tuple(data.grid), tuple(data.block))
-            slab.pending[index] = LaunchInfo(data.kernel, *shape, context.number(data.stream), launcher, 0, number)
+            slab.pending[index] = LaunchInfo(name, *shape, self._number(context, data), launcher, 0, number)
         except (PastaError, RuntimeError) as error:
+            if from_a_handler(error):
+                self._lose("slot", number)
+                raise
             self._let_go(keep=False)
             self._lose("header" if isinstance(error, InputError) else "slot", number)
             self._report(f"a launch cannot be analysed: {error}")
         except BaseException:
-            self._lose("slot", number)
+            self._lose("slot", number)  # the slot stays open until this launch's end, or the thread's next one
             raise
+
+    def _hold(self, held: tuple[Slab, int]) -> None:
+        self._held[threading.get_ident()] = held
+
+    def _number(self, context: Context, data: CallData) -> int:
+        with self._lock:
+            return context.number(data.stream)
 
     def _leave(self, data: CallData) -> None:
         """Note that a launch is in its stream, or that it will not be analysed after all."""
@@ -254,7 +326,7 @@ class Collector:
     def _without(self, context: Context, slab: Slab) -> None:
         """Do with the slabs that there are; this one could not be allocated."""
         with self._lock:
-            if slab.lost or self._device.slab(slab.number):
+            if slab.lost or self._device.slab(slab.number, slab.turn):
                 return  # another thread's launch was luckier
             slab.lost = True
             context.most = context.slabs = context.slabs - 1
@@ -285,39 +357,42 @@ class Collector:
             return
         try:
             slots = list[Slot]()
-            while len(slots) < reserved.wanted and (held := self._claim(context, data)) is not None:
-                reserved.slots.append(held)
+            while len(slots) < reserved.wanted:
+                held = self._claim(context, data, reserved.slots.append)
+                if held is None:
+                    break
                 slots.append(self._slot(context, data, held))
             self._device.reserve(slots)
             if len(reserved.slots) < reserved.wanted:
                 reserved.reason = "device_memory"
         except PastaError as error:
+            if from_a_handler(error):
+                raise
             reserved.reason = "header" if isinstance(error, InputError) else "slot"
             self._report(f"a launch cannot be analysed: {error}")
 
     def _leave_graph(self, data: CallData) -> None:
         """Note what a graph launched: the nodes of one GPU kernel share a record."""
         nodes = self._device.nodes()
-        reserved = self._graphs.end(nodes)
-        context = self._context(data)
         try:
+            reserved = self._graphs.end(nodes)
+            context = self._context(data)
             launcher = self._who() if nodes and self.active else NOBODY
             for node in nodes:
-                reason, number = self._choose(node, context, launcher.module)
+                reason, number = self._choose_node(node, context, launcher.module)
                 if not reason:
-                    stream = context.number(data.stream)
-                    launch = LaunchInfo(*node[1:4], stream, launcher, node.nodes, number)
-                    self._place(data, node, reserved, launch)
+                    stream = self._number(context, data)
+                    self._place(data, node, reserved, LaunchInfo(*node[1:4], stream, launcher, node.nodes, number))
         finally:
             with self._lock:
                 for slab, _ in reserved.slots:
                     slab.open -= 1
 
-    def _choose(self, node: Node, context: Context, module: str) -> tuple[str, int]:
+    def _choose_node(self, node: Node, context: Context, module: str) -> tuple[str, int]:
         with self._lock:
             number = self.seen + 1
             self.seen += node.nodes
-            reason = self._refusal(context, number, node.name, module)
+            reason = self._refusal(context, number, node.name, module, node.nodes)
             if reason:
                 self.skipped[reason] += node.nodes
         return reason, number
@@ -326,9 +401,7 @@ class Collector:
         """Have the slot of a GPU kernel read as its own."""
         if node.place < 0 or node.code:
             reason = _REASONS.get(node.code, "slot") if node.code else reserved.reason or "graph_size"
-            self._lose(reason, launch.number)
-            with self._lock:
-                self.skipped[reason] += node.nodes - 1
+            self._lose(reason, launch.number, nodes=node.nodes)
             if node.code and node.place >= 0:
                 self._refused(data, reserved.slots[node.place][0], node.code)
             return
@@ -338,7 +411,7 @@ class Collector:
     def _slot(self, context: Context, data: CallData, held: tuple[Slab, int]) -> Slot:
         """Return a slot with the header that the tool wants."""
         with self._lock:
-            regions = context.regions.setdefault(data.stream, {})
+            regions = context.regions.setdefault(data.stream, Regions())
         memory = StreamRegions(self._device, data.context, data.stream, regions, held[0])
         header = self._header(memory)
         slab, index = held
@@ -357,6 +430,8 @@ class Collector:
         except StateError:
             raise
         except (Exception, SystemExit) as error:  # a user's own code
+            if from_a_handler(error):
+                raise
             raise InputError(blame(self._tool.name, error, "header")) from error
         if not isinstance(header, bytes):
             raise InputError(f"{self._tool.name}: header() must return bytes, got {type(header).__name__}")
@@ -365,122 +440,90 @@ class Collector:
             raise InputError(f"{self._tool.name}: header() returned {size}")
         return header
 
-    def _refusal(self, context: Context, number: int, name: str, module: str) -> str:
-        reason = self._blocks.refusal(number, name, module) if self.active else "inactive"
+    def _refusal(self, context: Context, number: int, name: str, module: str, nodes: int = 0) -> str:
+        reason = self._blocks.refusal(number, name, module, nodes) if self.active else "inactive"
         if reason:
             return reason
         reason = "context" if context.refused else self._chooser.refusal(name, module)
         if reason:
-            self._blocks.lost(number, reason)
+            self._blocks.lost(number, reason, nodes)
         return reason
 
-    def _claim(self, context: Context, data: CallData) -> tuple[Slab, int] | None:
-        """Return the stream's slab and a place in it, held open; None = there is no device memory left."""
+    def _claim(
+        self, context: Context, data: CallData, hold: Callable[[tuple[Slab, int]], None]
+    ) -> tuple[Slab, int] | None:
+        """Return the stream's slab and a place in it, held open; None = there is no device memory left.
+
+        Args:
+            context: The launch's.
+            data: The launch.
+            hold: Is told of the place before anything else can happen: it must be closed again.
+        """
         stream = data.stream
-        with self._lock:
-            slab = context.filling.get(stream)
-            if slab is not None and len(slab.pending) < self.slab_slots:
-                return slab.claim()
-            if slab is not None:
-                context.full.append(context.filling.pop(stream))
-        slab = self._unused(context)
-        if slab is None:
-            return None
-        with self._lock:
-            slab.stream, slab.turn = stream, slab.turn + 1
-            if stream in context.filling:  # another thread was faster
-                context.full.append(context.filling[stream])
-            context.filling[stream] = slab
-            return slab.claim()
+        while True:
+            with self._lock:
+                slab = context.filling.get(stream)
+                if slab is not None and len(slab.pending) < self.slab_slots:
+                    held = slab.claim()
+                    hold(held)
+                    return held
+                if slab is not None:
+                    context.full.append(context.filling.pop(stream))
+            slab = self._unused(context)
+            if slab is None:
+                return None
+            with self._lock:
+                slab.stream, slab.turn = stream, slab.turn + 1
+                if stream in context.filling:  # another thread was faster
+                    context.full.append(context.filling[stream])
+                context.filling[stream] = slab
 
     def _unused(self, context: Context) -> Slab | None:
         while True:
             with self._lock:
                 if context.free:
                     return context.free.pop()
-                fresh = context.slabs < (self._most_slabs if context.most is None else context.most)
-                context.slabs += fresh
-                number = self._slab_count = self._slab_count + fresh
-                oldest = next((slab for slab in context.full if not slab.open), None)
-                if not fresh and oldest is not None:
-                    context.full.remove(oldest)
-                    self.waits += 1
-            if fresh:
-                return Slab(number - 1)
-            if oldest is None:
-                return None  # every slab is being filled by a stream of its own
-            self._bring_in(context, [oldest])
+                if context.slabs < (self._most_slabs if context.most is None else context.most):
+                    context.slabs += 1
+                    self._slab_count += 1
+                    return Slab(self._slab_count - 1)
+            if not self._reader.read(partial(self._choose_oldest, context)):
+                return None  # each is being filled, or has a launch that is not yet in its stream
 
-    def _drain(self, handle: int, stream: int | None, *, every_stream: bool) -> None:
-        context = self._contexts.get(handle)
-        if context is None:
-            return
-        with self._lock:
-            slabs = context.take(stream, every_stream=every_stream)
-        self._bring_in(context, slabs)
+    def _choose_oldest(self, context: Context, batch: Batch) -> None:
+        oldest = next((slab for slab in context.full if not slab.open), None)
+        if oldest is not None and not context.free:
+            self.waits += 1
+            self._reader.take(context, oldest, batch)
 
-    def _bring_in(self, context: Context, slabs: list[Slab]) -> None:
-        """Read slabs that were taken from their context, which gets them back to be used again."""
-        try:
-            while slabs:
-                self._read(slabs[0])
-                self._free(context, slabs.pop(0))
-        finally:  # a handler of a signal may have raised: the rest is read some other time
-            with self._lock:
-                context.full.extend(slabs)
-
-    def _free(self, context: Context, slab: Slab) -> None:
-        with self._lock:
-            if slab.lost and not self._device.slab(slab.number):
-                self._kept.append(slab.sources)
-                return  # there is nothing to be used again
-            context.slabs += slab.lost
-            slab.lost = False
-            context.free.append(slab)
-
-    def _read(self, slab: Slab) -> None:
-        """Bring in a slab's results once its stream has passed; only then may another stream have it.
-
-        Also where no launch in it is chosen: a graph's GPU kernels count before that is decided.
-        """
-        size = self._tool.slot_bytes
-        chosen = [at for at, launch in enumerate(slab.pending) if launch is not None]
-        address, length = self._device.slab(slab.number), size * (chosen[-1] + 1) if chosen else LEAST_READ
-        try:
-            raw = self._device.read(address, length, slab.stream) if address else b""
-        except PastaError as error:
-            self._lose("unreadable", *(launch.number for launch in slab.pending if launch is not None))
-            self._report(f"results are lost: {error}")
-            slab.pending = []
-            return
-        if raw:  # else no launch began, but tables may be on their way
-            slab.sources.clear()
-        for at in chosen:
-            launch, slab.pending[at] = slab.pending[at], None
+    def _unreadable(self, slab: Slab, error: PastaError) -> None:
+        for launch in slab.pending:
             if launch is not None:
-                self._decode(Record(launch, raw[at * size : (at + 1) * size]))
-        slab.pending = []
+                self._lose("unreadable", launch.number, nodes=launch.nodes)
+        self._report(f"results are lost: {error}")
 
-    def _decode(self, record: Record) -> None:
+    def _decode(self, record: Record) -> Callable[[], None]:
+        launch = record.launch
         try:
             result = self._tool.decode(record) if record.slot else None
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's own tool: one launch is lost, not the rest
-            self._lose("undecodable", record.launch.number)
+        except (Exception, SystemExit) as error:  # a user's own tool: one launch is lost, not the rest
+            if from_a_handler(error):
+                raise
             self._report(blame(self._tool.name, error, "decode"))
-            return
+            return partial(self._lose, "undecodable", launch.number, nodes=launch.nodes)
         if result is None:
-            self._lose("not_run", record.launch.number)
-            return
-        with self._lock:
-            if not self._blocks.analysed(record.launch, result):
-                self.launches.append((record.launch, result))
+            return partial(self._lose, "not_run", launch.number, nodes=launch.nodes)
+        return partial(self._deliver, launch, result)
 
-    def _lose(self, reason: str, *numbers: int) -> None:
+    def _deliver(self, launch: LaunchInfo, result: Any) -> None:
+        if not self._blocks.analysed(launch, result):
+            self.launches.append((launch, result))
+
+    def _lose(self, reason: str, number: int, *, nodes: int = 0) -> None:
         with self._lock:
-            self.skipped[reason] += len(numbers)
-            self._chooser.chosen -= len(numbers)
-            for number in numbers:
-                self._blocks.lost(number, reason)
+            self.skipped[reason] += max(1, nodes)
+            self._chooser.chosen -= 1
+            self._blocks.lost(number, reason, nodes)
 
     @property
     def chooser(self) -> Chooser:
@@ -488,17 +531,30 @@ class Collector:
         return self._chooser
 
     def finish(self) -> None:
-        """Read all slots that are still on the devices; a launch still open then did not take place."""
-        self.settle()
+        """Read all slots that are still on the devices; a launch still open then did not take place.
+
+        What other threads have still not read after ``FINISH_S`` is counted as ``late``.
+        """
+        outermost = self._begin_work()
+        try:
+            self._finish()
+        finally:
+            self._working -= outermost
+
+    def _finish(self) -> None:
+        self._reader.read(partial(self._choose_settled, asked=True))
         with self._lock:
-            for context in self._contexts.values():
-                for slab in (*context.full, *context.filling.values()):
+            for context in list(self._contexts.values()):
+                for slab in context.unread:
                     if slab.open:  # its thread may still be copying them to the device
-                        self._kept.append(slab.sources)
+                        self._reader.kept.append(slab.sources)
                         slab.sources, slab.open = [], 0
             self._held.clear()
-        for handle in list(self._contexts):
-            self._drain(handle, None, every_stream=True)
+        self._reader.read(lambda batch: self._choose(batch, list(self._contexts), EVERY_STREAM))
+        self._reader.wait(FINISH_S)
+        late = sum(max(1, launch.nodes) for launch in self._reader.late())
+        if late:
+            self.skipped["late"] = late
 
     def _report(self, problem: str) -> None:
         if problem not in self._problems:

@@ -44,8 +44,10 @@ class Call(IntEnum):
     """Only where a slot was given."""
     GRAPH_ENTER = 3
     GRAPH_LEAVE = 4
-    DESTROY_ENTER = 5
-    """A stream or a context is about to go."""
+    STREAM_GOES = 5
+    """A stream is about to be destroyed: of the data context and stream are valid."""
+    CONTEXT_GOES = 6
+    """A context is, without data."""
 
 
 class CallData(ctypes.Structure):
@@ -92,6 +94,8 @@ class NoteKind(IntEnum):
     """No GPU kernel in it can be a chosen one: it keeps its own machine code."""
     INSTRUCTION_UNKNOWN = 7
     """(``Sanitizer_InstructionId``)"""
+    STREAM_GONE = 8
+    """(the stream's handle)"""
 
 
 class Note(NamedTuple):
@@ -101,12 +105,14 @@ class Note(NamedTuple):
         kind: A ``NoteKind``.
         context: The CUDA context.
         value: As the kind has it.
+        entered: Of a synchronisation: how many launches had begun, in all streams, when it was asked for.
         call: The function of the Sanitizer API that refused.
     """
 
     kind: int
     context: int
     value: int
+    entered: int = 0
     call: str | None = None
 
 

@@ -28,7 +28,7 @@ NOT_INITIALIZED = 3
 """``CUDA_ERROR_NOT_INITIALIZED``."""
 MEMORY = "memory"
 START = "start the program by `pasta-otel analyze memory --regions -- CMD`"
-_starting = threading.Lock()
+_starting = threading.RLock()
 
 
 class Analysis:

@@ -6,6 +6,7 @@ Its callbacks are received natively (``native``). Every call here releases Pytho
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Any
@@ -27,6 +28,8 @@ class Domain(IntEnum):
     GRAPHS = 10
 
 
+RELAXED = 2
+"""``CU_STREAM_CAPTURE_MODE_RELAXED``."""
 RESULTS = {
     1: "invalid parameter",
     2: "invalid device",
@@ -144,14 +147,14 @@ class Sanitizer:
             StateError: Somebody else has subscribed, or there is no CUDA driver.
         """
 
-        def received(_user: int, _domain: int, call: int, data: int) -> None:
+        def received(call: int, data: int) -> None:
             if self._listening:
                 callback(call, data)
 
         self._receiver = native()
-        python = _address(_immortal(CALLBACK(received)))
+        main = threading.main_thread().ident
         self._receiver.patch_with(*self._addresses(_FOR_PATCHING), patch, self._device_functions(), texts)
-        function = CALLBACK(self._receiver.receiver(python, *self._addresses(_FOR_THE_RECEIVER), self._driver))
+        function = CALLBACK(self._receiver.receiver(received, main, *self._addresses(_FOR_THE_RECEIVER), self._driver))
         _immortal(function)
         self._listening = True  # from its first callback on
         try:
@@ -216,16 +219,20 @@ class Sanitizer:
         """Have the graph that is being entered count into slots, each for all nodes of one GPU kernel."""
         self._receiver.reserve(slots)
 
-    def slab(self, number: int) -> int:
-        """Return where a slab was allocated; 0 = nowhere yet."""
-        return int(self._receiver.slab(number))
+    def slab(self, number: int, turn: int) -> int:
+        """Return where a slab lies; 0 = no launch of this turn has begun."""
+        return int(self._receiver.slab(number, turn))
+
+    def idle(self, stream: int | None, entered: int) -> bool:
+        """Return whether no launch has begun in a stream since so many had begun in all (``Note.entered``)."""
+        return bool(self._receiver.idle(stream or 0, entered))
 
     def nodes(self) -> list[Node]:
         """Return the GPU kernels of the graph that is being left, with what slots they got."""
         return [Node(*node) for node in self._receiver.nodes()]
 
     def raise_later(self, error: BaseException) -> None:
-        """Raise an exception in the main thread, once this thread's call into the driver is over.
+        """Raise an exception in this thread, once its call into the driver is over.
 
         Raised in the callback itself it would be printed and lost: a driver cannot pass it on.
         """
@@ -254,5 +261,9 @@ class Sanitizer:
     def read(self, address: int, size: int, stream: int | None) -> bytes:
         """Return a copy of device memory, once all that the stream was given before is done."""
         copy = (ctypes.c_char * size)()
-        self._call("sanitizerMemcpyDeviceToHost", copy, address, size, stream)
+        former = self._receiver.exchange_mode(RELAXED)  # another thread's capture must bear it
+        try:
+            self._call("sanitizerMemcpyDeviceToHost", copy, address, size, stream)
+        finally:
+            self._receiver.exchange_mode(former)
         return bytes(copy)

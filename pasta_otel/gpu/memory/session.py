@@ -75,7 +75,7 @@ class Session:
     def __init__(self, job: Job, tool: Tool[Any] | None = None, *, keep: bool = True) -> None:
         self.job = job
         self.tool: Tool[Any] = load_tool(job.tool, job.options) if tool is None else tool
-        self._blocks, self._switch = OpenBlocks(required=job.regions, keep=keep), threading.Lock()
+        self._blocks, self._switch = OpenBlocks(required=job.regions, keep=keep), threading.RLock()
         self._tensors = Tensors()
         self._layers: Layers | None = None
         if self.tool.tensors is None:
@@ -108,10 +108,20 @@ class Session:
         except MissingError:
             self._sanitizer.cancel()
             raise
-        os.register_at_fork(after_in_child=self._sanitizer.deafen)  # locks of other threads stay taken there
+        os.register_at_fork(after_in_child=self._forked)
         self._tensors.raw = self._sanitizer.raw
         _started.append(self)
         self._layers = follow(self._tensors)
+
+    def _forked(self) -> None:
+        """Leave a forked child alone: what other threads had locked stays so there."""
+        self._sanitizer.deafen()
+        self._tensors.forked()
+
+    @property
+    def working(self) -> bool:
+        """Return whether the calling thread is in the middle of the analysis, of which this interrupts it."""
+        return self.collector.working
 
     def _who(self) -> Caller:
         return caller(no_module if self._layers is None else self._layers.current)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,8 +23,11 @@ class Device(Protocol):
     def reserve(self, slots: list[Slot], /) -> None:
         """Have the graph that this thread is launching count into slots, each for the nodes of one GPU kernel."""
 
-    def slab(self, number: int, /) -> int:
-        """Return where a slab was allocated; 0 = nowhere yet."""
+    def slab(self, number: int, turn: int, /) -> int:
+        """Return where a slab lies; 0 = no launch of this turn has begun."""
+
+    def idle(self, stream: int | None, entered: int, /) -> bool:
+        """Return whether no launch has begun in a stream since so many had begun in all (``Note.entered``)."""
 
     def nodes(self) -> list[Node]:
         """Return the GPU kernels of the graph that this thread has launched, with the slots they got."""
@@ -41,7 +45,7 @@ class Device(Protocol):
         """Copy memory to the host in a stream's order."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Slab:
     """A row of slots.
 
@@ -61,8 +65,8 @@ class Slab:
 
     def claim(self) -> tuple[Slab, int]:
         """Take the next place, held open; under the collector's lock."""
-        self.open += 1
         self.pending.append(None)
+        self.open += 1
         return self, len(self.pending) - 1
 
 
@@ -75,29 +79,37 @@ class Region:
     version: int
 
 
+@dataclass(slots=True)
+class Regions:
+    """A stream's."""
+
+    by_key: dict[str, Region] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
 class StreamRegions:
     """A stream's regions by key, for one launch (``tool.StreamMemory``)."""
 
-    def __init__(
-        self, device: Device, context: int, stream: int | None, regions: dict[str, Region], slab: Slab
-    ) -> None:
+    def __init__(self, device: Device, context: int, stream: int | None, regions: Regions, slab: Slab) -> None:
         self._device, self._context, self._stream = device, context, stream
         self._regions, self._slab = regions, slab
 
     def put(self, key: str, version: int, content: Callable[[], bytes]) -> int:
         """Return the device address of some content, copied there where the version is new."""
-        region = self._regions.get(key)
-        if region is not None and region.version == version:
+        with self._regions.lock:  # of two threads the later content must be written last
+            region = self._regions.by_key.get(key)
+            if region is not None and region.version == version:
+                return region.address
+            data = content()
+            if not isinstance(data, bytes):
+                raise TypeError(f"memory.put() wants bytes, got {type(data).__name__}")
+            if region is None or len(data) > region.size:  # earlier launches of the stream may still read the old one
+                region = Region(self._device.allocate(self._context, 2 * len(data)), 2 * len(data), version)
+            region.version = -1  # until it is written
+            self.write(region.address, data)
+            region.version = version
+            self._regions.by_key[key] = region
             return region.address
-        data = content()
-        if not isinstance(data, bytes):
-            raise TypeError(f"memory.put() wants bytes, got {type(data).__name__}")
-        if region is None or len(data) > region.size:  # earlier launches of the stream may still read the old one
-            region = Region(self._device.allocate(self._context, 2 * len(data)), 2 * len(data), version)
-        self.write(region.address, data)
-        region.version = version
-        self._regions[key] = region
-        return region.address
 
     def write(self, address: int, content: bytes) -> None:
         """Copy to device memory; the slab keeps the content until it is read."""
@@ -118,17 +130,48 @@ class Context:
     filling: dict[int | None, Slab] = field(default_factory=dict)
     full: list[Slab] = field(default_factory=list)
     streams: dict[int | None, int] = field(default_factory=dict)
-    regions: dict[int | None, dict[str, Region]] = field(default_factory=dict)
+    reading: list[Slab] = field(default_factory=list)
+    """Taken by a thread that reads them now."""
+    regions: dict[int | None, Regions] = field(default_factory=dict)
     refused: bool = False
 
     def number(self, stream: int | None) -> int:
         """Return a stream's number, in the order of first use."""
         return self.streams.setdefault(stream, len(self.streams))
 
-    def take(self, stream: int | None, *, every_stream: bool) -> list[Slab]:
-        """Remove and return the slabs that can be read; one with an open launch stays."""
-        ready = [slab for slab in self.full if not slab.open and (every_stream or slab.stream == stream)]
-        for slab in ready:
+    def readable(self, streams: Container[int | None]) -> list[Slab]:
+        """Return the slabs of some streams that can be read: those without an open launch."""
+        return [slab for slab in self.unread if not slab.open and slab.stream in streams]
+
+    def begin_reading(self, slab: Slab) -> None:
+        """Keep a slab from being read or filled by anybody else."""
+        self.reading.append(slab)
+        self.drop(slab)
+
+    def drop(self, slab: Slab) -> None:
+        """Have nobody read or fill a slab."""
+        if slab in self.full:
             self.full.remove(slab)
-        keys = [key for key, slab in self.filling.items() if not slab.open and (every_stream or key == stream)]
-        return ready + [self.filling.pop(key) for key in keys]
+        if self.filling.get(slab.stream) is slab:
+            del self.filling[slab.stream]
+
+    def put_back(self, slab: Slab) -> None:
+        """Have a slab that was not read after all read some other time."""
+        if slab in self.reading:
+            self.reading.remove(slab)
+        if slab not in self.unread:
+            self.full.append(slab)
+
+    def give_back(self, slab: Slab, *, allocated: bool) -> bool:
+        """Have a slab that was read used again; False = there is no device memory for it, it is dropped."""
+        if slab.lost and not allocated:
+            return False
+        self.slabs += slab.lost
+        slab.lost = False
+        self.free.append(slab)
+        return True
+
+    @property
+    def unread(self) -> list[Slab]:
+        """Return the slabs that nobody reads yet."""
+        return [*self.full, *self.filling.values()]

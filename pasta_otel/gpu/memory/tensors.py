@@ -153,6 +153,11 @@ class Tensors:
             if one is not None
         ]
 
+    def forked(self) -> None:
+        """Begin afresh in a forked child: another thread may have had the lock."""
+        self._lock, self._busy, self.raw = threading.RLock(), False, nothing
+        self._queue.clear()
+
     def _apply(self, change: Callable[..., None] | None, *arguments: object) -> None:
         with self._lock:
             for freed, address, size in self.raw():
