@@ -1,6 +1,7 @@
 #include "notes.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +25,7 @@ typedef struct {
 } list;
 static list events, notes; /* of pasta_memory_event and pasta_note */
 static uint64_t lost;
+static atomic_int noted;
 
 /* Return the place of one more element, or NULL and one more lost; under the lock. */
 static void *one_more(list *of, size_t size) {
@@ -63,6 +65,7 @@ static void note(pasta_note new) {
   again = again && last->value == new.value;
   pasta_note *one = again ? last : one_more(&notes, sizeof *one);
   if (one) *one = new;
+  atomic_store(&noted, notes.used > 0);
   pthread_mutex_unlock(&lock);
 }
 
@@ -95,7 +98,12 @@ void pasta_synchronized(uint32_t id, const void *data) {
 
 pasta_memory_event *pasta_take_memory(size_t *count) { return take(&events, count); }
 
-pasta_note *pasta_take_notes(size_t *count) { return take(&notes, count); }
+pasta_note *pasta_take_notes(size_t *count) {
+  atomic_store(&noted, 0); /* before: what comes meanwhile is noted again */
+  return take(&notes, count);
+}
+
+int pasta_noted(void) { return atomic_load(&noted); }
 
 uint64_t pasta_lost_notes(void) {
   pthread_mutex_lock(&lock);

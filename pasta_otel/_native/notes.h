@@ -34,6 +34,7 @@ void pasta_note_refusal(int kind, void *context, int value, const char *call);
 /* Return what was noted since the last call, for the caller to free. */
 pasta_memory_event *pasta_take_memory(size_t *count);
 pasta_note *pasta_take_notes(size_t *count);
+int pasta_noted(void); /* whether there are notes to take */
 uint64_t pasta_lost_notes(void);
 
 #endif

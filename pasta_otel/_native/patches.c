@@ -6,7 +6,7 @@
 
 #include "notes.h"
 
-enum { MOST_CUBIN = 1 << 30, MOST_CONTEXTS = 64 };
+enum { MOST_CUBIN = 1 << 30, MOST_CONTEXTS = 64, PASTA_OUT_OF_MEMORY = 7 /* SANITIZER_ERROR_OUT_OF_MEMORY */ };
 
 static pasta_patching how;
 static pthread_mutex_t patching = PTHREAD_MUTEX_INITIALIZER; /* taken under the driver's lock, never around it */
@@ -50,7 +50,7 @@ static int may_be_chosen(const pasta_module *of) {
 static int prepare(void *context) {
   size_t at = 0;
   while (at < MOST_CONTEXTS && contexts[at].context && contexts[at].context != context) at++;
-  if (at == MOST_CONTEXTS) return 0;
+  if (at == MOST_CONTEXTS) return pasta_note_refusal(PASTA_CONTEXT_REFUSED, context, PASTA_OUT_OF_MEMORY, "too many contexts"), 0;
   if (!contexts[at].context) {
     int code = how.add(how.file, context);
     contexts[at].context = context, contexts[at].refused = code != 0;

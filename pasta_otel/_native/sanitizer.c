@@ -261,6 +261,11 @@ static PyObject *notes(PyObject *self, PyObject *nothing) {
   return list;
 }
 
+static PyObject *noted(PyObject *self, PyObject *nothing) {
+  (void)self, (void)nothing;
+  return PyBool_FromLong(pasta_noted());
+}
+
 static PyObject *lost(PyObject *self, PyObject *nothing) {
   (void)self, (void)nothing;
   return PyLong_FromUnsignedLongLong(pasta_lost_notes());
@@ -284,6 +289,7 @@ static PyMethodDef methods[] = {
     {"raise_later", raise_later, METH_O, "Raise this in the program, once its call into the driver is over."},
     {"memory", memory, METH_NOARGS, "Return what was allocated and freed since the last call: (freed, address, size)."},
     {"notes", notes, METH_NOARGS, "Return what happened since the last call: (kind, context, value, entered, call)."},
+    {"noted", noted, METH_NOARGS, "Tell whether there are notes."},
     {"lost", lost, METH_NOARGS, "Return how many events there was no room for."},
     {"unknown", unknown, METH_NOARGS, "Return how many launches began in calls that are not known."},
     {NULL, NULL, 0, NULL},

@@ -432,3 +432,75 @@ def test_the_command_without_a_driver_says_so_once_and_runs_the_program(run, wit
     assert (done.returncode, done.stdout) == (3, "ran\n")
     assert "no NVIDIA driver: libcuda.so.1: cannot open shared object file" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("delay", [0.001, 0.02])
+def test_sigterm_while_results_are_read_at_the_end_loses_none(run, delay):
+    program = f"""
+import signal, threading, time
+module()
+for number in range(800): launch(f"k{{number % 5}}", 20)
+def terminate():
+    time.sleep({delay})
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=terminate, daemon=True).start()
+"""
+    done = run(program, "analyze", "memory", "--json")
+    assert json.loads(done.stdout)["launches"] == {"seen": 800, "analysed": 800, "skipped": {}}
+
+
+def test_sigterm_in_the_middle_of_our_work_waits_for_its_end(run):
+    program = """
+import signal, threading, time
+module()
+from pasta_otel.gpu.memory.session import running
+collector = running().collector
+decode, sent = collector._tool.decode, []
+def terminated(record):
+    if not sent:
+        sent.append(1)
+        with collector._lock: os.kill(os.getpid(), signal.SIGTERM)
+    return decode(record)
+collector._tool.decode = terminated
+for number in range(3): launch("k", 20)
+wait()
+launch("k", 20)
+time.sleep(30)
+"""
+    done = run(program, "analyze", "memory", "--json")
+    assert done.returncode == 128 + 15
+    assert json.loads(done.stdout)["launches"] == {"seen": 4, "analysed": 4, "skipped": {}}
+
+
+def test_a_block_that_could_not_begin_in_one_thread_leaves_another_threads_open(run):
+    done = run("""
+import threading
+from pasta_otel.gpu.memory import region
+analysis = pasta_otel.analyze()
+module()
+inside, failed = threading.Event(), threading.Event()
+find = analysis._find
+def other():
+    def fails(): raise RuntimeError("cannot begin")
+    inside.wait()
+    analysis._find = fails
+    with analysis:
+        analysis._find = find
+        failed.set()
+        ended.wait()
+ended = threading.Event()
+thread = threading.Thread(target=other)
+thread.start()
+with analysis:
+    launch("inside")
+    inside.set()
+    failed.wait()
+launch("outside")
+wait()
+ended.set()
+thread.join()
+launch("outside")
+wait()
+show(names(analysis))
+""")
+    assert shown(done) == [{"inside": 1}]

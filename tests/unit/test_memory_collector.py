@@ -59,15 +59,18 @@ class FakeDevice:
         self.memory, self.next = {}, 1 << 20
         self.queues = defaultdict(list)
         self.given, self.of_function = threading.local(), {}
-        self.noted = deque()
+        self.happened = deque()
         self.slabs, self.turns = {}, {}
         self.order = threading.RLock()  # a stream takes one piece of work after the other, whoever brings it
         self.limit = None
         self.raised = []
         self.begun, self.last = 0, {}
 
+    def noted(self):
+        return bool(self.happened)
+
     def notes(self):
-        return [self.noted.popleft() for _ in range(len(self.noted))]
+        return [self.happened.popleft() for _ in range(len(self.happened))]
 
     def give_slot(self, slot):
         self.given.slot = slot
@@ -155,7 +158,7 @@ class Program:
 
     def note(self, kind, value=0, call=None, *, entered=None):
         entered = self.device.begun if entered is None else entered
-        self.device.noted.append(Note(kind, CONTEXT, value, entered, call))
+        self.device.happened.append(Note(kind, CONTEXT, value, entered, call))
 
     def call(self, call, data):
         self.collector.on_call(call, ctypes.addressof(data))

@@ -170,7 +170,7 @@ class Collector:
         elif call == Call.GRAPH_LEAVE:
             self._leave_graph(CallData.from_address(data))
         else:
-            if not self._reader.mine:
+            if self._device.noted() and not self._reader.mine:
                 self._reader.read(partial(self._choose_settled, asked=False))
             if call == Call.LAUNCH_ENTER:
                 self._enter(CallData.from_address(data))

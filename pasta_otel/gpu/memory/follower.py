@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Protocol
 
+from pasta_otel.gpu.memory.handlers import from_a_handler
+
 
 class Allocations(Protocol):
     """Is told of tensors."""
@@ -43,12 +45,16 @@ class Follower:
         try:
             source, module = self._place()
             self._tensors.allocated(address, size(), source=source, module=module)
-        except Exception as error:  # noqa: BLE001 - the program goes on
+        except Exception as error:
+            if from_a_handler(error):
+                raise
             self._report(error)
 
     def freed(self, address: int) -> None:
         """Note a free."""
         try:
             self._tensors.freed(address)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:
+            if from_a_handler(error):
+                raise
             self._report(error)

@@ -17,6 +17,7 @@ from operator import attrgetter
 from types import FrameType, ModuleType
 from typing import Any, Protocol
 
+from pasta_otel.gpu.memory.handlers import from_a_handler
 from pasta_otel.gpu.torch.frames import running_modules
 from pasta_otel.gpu.torch.names import ModuleNames, ModuleNode
 
@@ -129,7 +130,9 @@ class Layers:
             if stack and stack[-1][2] != self.epoch:
                 self._prune(thread, sys._getframe(1))
             return stack[-1][1].site.name if stack else self._of_backward()
-        except Exception as error:  # noqa: BLE001 - the program goes on
+        except Exception as error:
+            if from_a_handler(error):
+                raise
             self.report(error)
             return ""
 
@@ -229,7 +232,9 @@ def _hooks(
             return
         try:
             layers.enter(module)
-        except Exception as error:  # noqa: BLE001 - the program goes on
+        except Exception as error:
+            if from_a_handler(error):
+                raise
             layers.report(error)
 
     def after(module: Any, _arguments: Any, _result: Any) -> None:
@@ -237,7 +242,9 @@ def _hooks(
             return
         try:
             layers.leave(module)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:
+            if from_a_handler(error):
+                raise
             layers.report(error)
 
     return before, after

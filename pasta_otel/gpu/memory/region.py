@@ -55,23 +55,24 @@ class Analysis:
         self._selection, self._wanted, self._hotness, self._settings = selection, tool, hotness, settings
         self._part = Part(selection)
         self._session: Session | None = None
-        self._entered: list[Session | None] = []
+        self._entered: list[tuple[int, Session | None]] = []
+        """The threads that are inside, and where their blocks are open."""
         self._problem = "not entered yet"
 
     def __enter__(self) -> Self:
         """Begin; where that cannot be, the block runs as if nothing were there."""
         opened: Session | None = None
         try:
-            opened = self._find()
-            opened.open(self._part)
-            self._session, self._problem = opened, ""
+            session = self._find()
+            session.open(self._part)
+            self._session, self._problem, opened = session, "", session
         except PastaError as error:
             self._problem = " ".join(str(error).split())
         except ImportError as error:
             self._problem = f"{error.name} is not installed; pip install 'pasta-otel[gpu]'"
         except Exception as error:  # noqa: BLE001 - the program's block runs
             self._problem = " ".join(f"{type(error).__name__}: {error}".split())
-        self._entered.append(opened)
+        self._entered.append((threading.get_ident(), opened))
         return self
 
     def __exit__(
@@ -79,7 +80,9 @@ class Analysis:
     ) -> None:
         """End; exceptions of the block pass."""
         del kind, error, trace
-        opened = self._entered.pop()
+        me = threading.get_ident()
+        own = [at for at, (thread, _) in enumerate(self._entered) if thread == me]
+        _, opened = self._entered.pop(own[-1] if own else -1)  # a block may be left by another thread than entered it
         if opened is not None:
             opened.close(self._part)
 

@@ -193,6 +193,10 @@ class Sanitizer:
         self.stop()
         self._functions["sanitizerUnsubscribe"](self._subscriber)
 
+    def noted(self) -> bool:
+        """Return whether something happened since the last call of ``notes``."""
+        return bool(self._receiver.noted())
+
     def notes(self) -> list[Note]:
         """Return what happened since the last call."""
         notes = [Note(*note) for note in self._receiver.notes()]

@@ -14,6 +14,9 @@ from pasta_otel.gpu.memory.tool import LaunchInfo
 class Device(Protocol):
     """What the collector asks of the Sanitizer API."""
 
+    def noted(self) -> bool:
+        """Return whether there are notes."""
+
     def notes(self) -> list[Note]:
         """Return what happened since the last call."""
 
