@@ -95,8 +95,9 @@ class Hogs:
 
     def revert(self) -> None:
         """End the hogs and give the victim its CPUs back."""
-        for child in self._children:
+        for child in self._children:  # all before the first wait: each needs its turn on the CPU to end
             os.kill(child, signal.SIGKILL)
+        for child in self._children:
             os.waitpid(child, 0)
         self._children = []
         everywhere = set().union(*self._affinity.values()) if self._affinity else set()
