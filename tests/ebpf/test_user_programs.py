@@ -206,7 +206,11 @@ def test_a_yaml_that_cannot_be_used_is_refused_with_its_place(tmp_path, text, pl
 
 
 def test_when_nobody_takes_spans_the_last_line_says_so(start, tmp_path):
-    with start(written(tmp_path, "lost", FLOOD), endpoint="http://127.0.0.1:9/v1/traces") as agent:
+    with start(
+        written(tmp_path, "lost", FLOOD),
+        endpoint="http://127.0.0.1:9/v1/traces",
+        environ={"OTEL_EXPORTER_OTLP_TIMEOUT": "1"},
+    ) as agent:
         for _ in range(50):
             GETPPID()
         wait_for(lambda: counts(agent).get(("lost", "ok"), 0) >= 50)

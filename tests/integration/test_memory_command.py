@@ -284,7 +284,12 @@ launch(1, "strided", 200, 32)
 
 
 def test_where_no_otlp_server_listens_the_report_is_still_there(analyze):
-    done = analyze('launch(1, "k", 200, 32)', "--otlp", OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9")
+    done = analyze(
+        'launch(1, "k", 200, 32)',
+        "--otlp",
+        OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9",
+        OTEL_EXPORTER_OTLP_TIMEOUT="1",
+    )
     assert done.returncode == 3
     assert "12% of the bytes moved" in done.stdout
     assert "nothing reached" in done.stderr
