@@ -335,8 +335,9 @@ def test_compression_is_undone_within_a_bound():
     ("data", "encoding", "status"),
     [
         (b"plain", "gzip", 400),
-        (gzip.compress(b"x" * 100)[:-5], "gzip", 400),
-        (gzip.compress(b"x") + b"garbage", "gzip", 400),
+        # the time in a gzip header would be in the names of the tests, which all processes must give alike
+        (gzip.compress(b"x" * 100, mtime=0)[:-5], "gzip", 400),
+        (gzip.compress(b"x", mtime=0) + b"garbage", "gzip", 400),
         (b"", "gzip", 400),
         (zlib.compress(b"x" * 100)[:-5], "deflate", 400),
         (b"x", "br", 415),
