@@ -44,11 +44,12 @@ lint: install-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Two processes take the tests file by file, in the order of collection: eBPF, which mostly waits for the kernel, begins
 test: install-test
 	tests/prepare_host.sh
 	tests/tools.sh
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-slow: install-test
 	tests/prepare_host.sh

@@ -17,6 +17,7 @@ from pasta_otel.demo.throttle import Hogs
 from tests.integration.demo.demo_runs import DEMO
 from tests.support import wait_for
 
+pytestmark = pytest.mark.alone
 BUSY = "import time\nwhile True: time.sleep(0.001)"
 CHILD = """
 import sys, pathlib, signal

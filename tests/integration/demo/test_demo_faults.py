@@ -13,6 +13,7 @@ import pytest
 from tests.integration.demo.demo_runs import DemoRun, run_demo, spans_due
 from tests.support import ROOT
 
+pytestmark = pytest.mark.alone
 EDGE = "order-api -> recommendations"
 DEGRADED = {("breaker.open", EDGE), ("flag.set", "degrade.recommendations"), ("notify", "log")}
 NOTIFIED = {("notify", "log")}

@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.demo.demo_runs import DEMO, RUN_SECONDS
 
+pytestmark = pytest.mark.alone
 READ_ONLY = "mount --bind /sys/fs/cgroup{0} /sys/fs/cgroup{0} && mount -o remount,bind,ro /sys/fs/cgroup{0}"
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -15,6 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from tests.integration.demo.demo_runs import run_demo, spans_due
 from tests.support import free_port
 
+pytestmark = pytest.mark.alone
 SERVICES = {"order-api", "model", "payment", "recommendations"}
 
 
