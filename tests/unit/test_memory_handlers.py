@@ -43,7 +43,9 @@ def test_an_exception_of_a_handler_is_the_programs(handled, handler):
     assert from_a_handler(caught.value)
 
 
-@pytest.mark.parametrize(("error", "expected"), [(TimeoutError(), False), (SystemExit(3), False), (ValueError(), False)])
+@pytest.mark.parametrize(
+    ("error", "expected"), [(TimeoutError(), False), (SystemExit(3), False), (ValueError(), False)]
+)
 def test_an_exception_of_the_code_itself_is_not(handled, error, expected):
     handled(function)
     with pytest.raises(type(error)) as caught:

@@ -373,9 +373,10 @@ class Collector:
 
     def _leave_graph(self, data: CallData) -> None:
         """Note what a graph launched: the nodes of one GPU kernel share a record."""
-        nodes = self._device.nodes()
+        reserved = self._graphs.here
         try:
-            reserved = self._graphs.end(nodes)
+            nodes = self._device.nodes()
+            self._graphs.end(nodes)
             context = self._context(data)
             launcher = self._who() if nodes and self.active else NOBODY
             for node in nodes:

@@ -51,15 +51,19 @@ class Graphs:
         self._launching[threading.get_ident()] = reserved
         return reserved
 
-    def end(self, nodes: Sequence[Node]) -> Reserved:
-        """End this thread's launch, and return what it was given.
+    @property
+    def here(self) -> Reserved:
+        """Return what this thread's launch was given."""
+        return self._launching.get(threading.get_ident()) or Reserved(0, 0)
+
+    def end(self, nodes: Sequence[Node]) -> None:
+        """End this thread's launch.
 
         Args:
             nodes: What it launched; none = it failed, and tells nothing about the next launch.
         """
-        reserved = self._launching.pop(threading.get_ident(), None) or Reserved(0, 0)
+        reserved = self._launching.pop(threading.get_ident(), None)
         if len(self._sizes) >= MOST_GRAPHS:
             self._sizes.clear()
-        if nodes:
+        if nodes and reserved is not None:
             self._sizes[reserved.executable] = len(nodes)
-        return reserved
