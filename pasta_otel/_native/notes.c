@@ -79,8 +79,11 @@ void pasta_resource(uint32_t id, const void *data) {
   } else if (id == MODULE_LOADED) {
     pasta_patch_module(data);
   } else if (id == STREAM_DESTROY_STARTING) {
-    void *const *of = data; /* Sanitizer_ResourceStreamData: context, green context, stream, handle */
-    note((pasta_note){PASTA_STREAM_GONE, (uintptr_t)of[0], (uintptr_t)of[3], 0, NULL});
+    /* Sanitizer_ResourceStreamData: context, stream, handle; since 13.5 context, green context or NULL, stream, handle.
+     * Of a green context's stream the CUstream is noted, which is nobody's handle.
+     */
+    void *const *of = data;
+    note((pasta_note){PASTA_STREAM_GONE, (uintptr_t)of[0], (uintptr_t)(of[1] ? of[2] : of[3]), 0, NULL});
   } else if (id == CONTEXT_DESTROY_STARTING) {
     void *context = *(void *const *)data;
     pasta_patch_context_gone(context);
