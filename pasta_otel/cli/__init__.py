@@ -7,14 +7,19 @@ is imported (``cli.agent_words``); click reads all others, and says what is wron
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 
 from pasta_otel.errors import MissingError, PastaError
 
+_FAILING = frozenset({"strict", "surrogateescape"})
+"""Ways to encode that end in an error for some text; whoever set another one by PYTHONIOENCODING keeps it."""
+
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    _write_any_text()
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
         if sys.stdout is not None:  # None where the program was started without one
@@ -30,6 +35,13 @@ def main(argv: list[str] | None = None) -> None:
         _drop_output()
         code = _fail(str(error), MissingError.exit_code)
     sys.exit(code)
+
+
+def _write_any_text() -> None:
+    r"""Write ``\xf6`` for an ö that a terminal or pipe has no code for: names come from programs, and may hold any."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in _FAILING:
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _fail(text: str, code: int) -> int:

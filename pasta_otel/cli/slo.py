@@ -142,7 +142,7 @@ def status(  # noqa: PLR0913, PLR0917  # one parameter an option
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")  # JSON may hold half a surrogate pair
     except OSError as error:
         raise InputError(error.strerror or str(error), file=str(path)) from error
 
@@ -266,7 +266,7 @@ def rules(ctx: click.Context, paths: tuple[str, ...], windows: str) -> None:
     if not groups:
         raise InputError("no SLO in these files can be expressed as rules", file=paths[0])
     refuse_twins(groups)
-    click.echo(render(groups), nl=False)
+    click.echo(render(groups).encode(), nl=False)  # YAML is UTF-8 whatever the terminal's encoding is
     ctx.exit(EXIT_NO if refused else EXIT_FINE)
 
 
