@@ -22,6 +22,7 @@ from email.utils import parsedate_to_datetime
 from typing import Literal, Protocol
 
 from google.protobuf.message import DecodeError
+from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from pasta_otel import __version__
@@ -29,6 +30,8 @@ from pasta_otel.exporters.otlp.config import OtlpConfig, Signal
 
 RETRY_STATUS = frozenset({429, 502, 503, 504})  # OTLP specification, "Retryable Response Codes"
 ANSWER_LIMIT_BYTES = 65536
+ANSWER_WORDS = 200
+"""Characters of a refusal that are told."""
 CONNECT_TIMEOUT_S = 3.0  # an address that answers nothing must not eat the whole deadline
 GZIP_LEVEL = 1  # a third of level 6's CPU for a tenth more bytes, on span batches
 USER_AGENT = f"OTel-OTLP-Exporter-Python-pasta-otel/{__version__}"
@@ -226,7 +229,21 @@ def _read_reply(status: int, headers: Message, answer: bytes) -> Reply:
         return Reply("ok", rejected=rejected, message=message)
     kind: Literal["retry", "refused"] = "retry" if status in RETRY_STATUS else "refused"
     wait = retry_after_seconds(headers.get("Retry-After"), time.time()) if kind == "retry" else None
-    return Reply(kind, f"http_{status}", message=answer[:200].decode("utf-8", "replace"), retry_after_s=wait)
+    return Reply(kind, f"http_{status}", message=_said(headers, answer), retry_after_s=wait)
+
+
+def _said(headers: Message, answer: bytes) -> str:
+    """Return the words of an answer that is no success: a ``google.rpc.Status`` by specification, text by many."""
+    text = answer.decode("utf-8", "replace")
+    try:
+        if headers.get_content_type() == "application/x-protobuf":
+            text = Status.FromString(answer).message
+        elif headers.get_content_type() == "application/json":
+            text = str(json.loads(answer)["message"])
+    except (DecodeError, ValueError, TypeError, KeyError):
+        pass  # the header does not say what the body is
+    words = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(words.split())[:ANSWER_WORDS]
 
 
 def retry_after_seconds(value: str | None, now_unix_s: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import Any
 
@@ -75,6 +76,10 @@ def run(words: list[str]) -> int:
     Raises:
         PastaError: The command failed on purpose.
     """
+    # warnings of our own parts, such as what an OTLP server says, where a command sets no logging up
+    logging.lastResort = said = logging.StreamHandler()
+    said.setLevel(logging.WARNING)
+    said.setFormatter(logging.Formatter("pasta-otel: %(message)s"))
     try:
         code = cli.main(args=words, prog_name="pasta-otel", standalone_mode=False)
     except click.exceptions.Exit as stop:
