@@ -396,7 +396,7 @@ def test_what_is_destroyed_after_the_interpreter_calls_nobody(run):
         ({"every": 0}, "every: expected at least 1, got 0"),
         ({"every": "3"}, "every: expected a whole number, got '3'"),
         ({"count": -1}, "count: expected at least 1"),
-        ({"device_bytes": 10}, r"device-memory: expected at least 1 MiB \(1,048,576 bytes\), got 10"),
+        ({"device_bytes": 10}, r"device_bytes: expected at least 1 MiB \(1,048,576 bytes\), got 10"),
         ({"kernels": [3]}, "kernels: expected shell patterns"),
         ({"tool": "nothing"}, "tool: expected FILE.py:CLASS or MODULE:CLASS"),
         ({"tool": "/nonexistent.py:Tool"}, "tool Tool: FileNotFoundError"),

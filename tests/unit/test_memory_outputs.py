@@ -350,3 +350,41 @@ def test_labels_left_of_a_plot_have_room_and_long_names_in_the_table_may_break()
     assert plots.LABEL * plots.CHARACTER <= plots.LEFT
     page = as_html(report(document([launch("n" * 300, STRIDED)])))
     assert "b{overflow-wrap:anywhere}" in page
+
+
+def test_nothing_to_change_is_not_said_of_gpu_kernels_with_too_few_requests_to_be_judged():
+    few = slot(global_load=(99, 3168, 3168, 12672), worst_global=(32, 4, 64))
+    told = report(document([launch("few", few), launch("plain", PLAIN)]))
+    sentence = "no GPU kernel with at least 100 requests of a kind is beyond a threshold (1 with fewer is: too few to"
+    assert f"nothing to change: {sentence}" in " ".join(as_text(told).split())
+    assert "? coalescing: beyond the threshold, but with too few requests to be judged" in as_text(told)
+    page = "".join(tree(as_html(told)).itertext())
+    assert sentence[1:] in page
+    assert "coalescing: beyond the threshold, but" in page
+    plain = report(document([launch("plain", PLAIN)]))
+    assert "nothing to change: no GPU kernel is beyond a threshold\n" in as_text(plain)
+    assert "too few" not in as_text(plain)
+    assert "too few" not in as_html(plain)
+
+
+def test_where_no_pattern_fits_the_names_that_there_were_are_told():
+    none = report(document([], seen=3, skipped={"name": 3}, refused=["_Z4normPf", "add"]))
+    assert "there were add, norm" in as_text(none)
+    assert "there were add, norm" in as_html(none)
+    some = report(document([launch("plain", PLAIN)], refused=["add"]))
+    assert "there were" not in as_text(some)
+
+
+def test_a_page_without_launches_claims_nothing_about_memory():
+    page = "".join(tree(as_html(report(document([])))).itertext())
+    assert "No launch was analysed." in page
+    assert "Hotness" not in page
+    assert "global memory" not in page
+
+
+def test_a_heat_map_of_equal_numbers_has_one_shade_in_its_legend():
+    axis = plots.Axis(4, [(0, "0")], "time")
+    same = plots.heat_map([plots.HeatRow("a", "a", {0: 12_800, 2: 12_800})], axis, "accesses")
+    assert same.count('height="14"') == 1
+    several = plots.heat_map([plots.HeatRow("a", "a", {0: 12_800, 2: 1})], axis, "accesses")
+    assert several.count('height="14"') == len(plots.SHADES)

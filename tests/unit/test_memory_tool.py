@@ -209,7 +209,7 @@ def test_an_attribute_that_fails_when_it_is_looked_at_is_named_with_its_line(tmp
         ({"count": 2.0}, "count: expected a whole number, got 2.0"),
         ({"count": None}, "count: expected a whole number, got None"),
         ({"count": 0}, "count: expected at least 1, got 0"),
-        ({"device_bytes": 0}, "device-memory: expected at least 1 MiB (1,048,576 bytes), got 0"),
+        ({"device_bytes": 0}, "device_bytes: expected at least 1 MiB (1,048,576 bytes), got 0"),
         ({"hotness": "x"}, "hotness: expected True or False, got 'x'"),
         ({"hotness": None}, "hotness: expected True or False, got None"),
         ({"tool": 5}, "tool 5: is no subclass of pasta_otel.gpu.memory.tool.Tool"),

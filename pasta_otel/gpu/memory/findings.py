@@ -90,13 +90,25 @@ def thresholds() -> Mapping[str, Mapping[str, MemoryThreshold]]:
     }
 
 
-def find(accesses: Accesses) -> list[MemoryFinding]:
-    """Return the findings of one launch, or of several launches of a GPU kernel summed."""
-    return [finding for finder in FINDERS for finding in finder(accesses)]
+def find(accesses: Accesses, least: float | None = None) -> list[MemoryFinding]:
+    """Return the findings of one launch, or of several launches of a GPU kernel summed.
+
+    Args:
+        accesses: What it did.
+        least: Requests of a kind from which on it is judged; None = ``least_requests``.
+    """
+    return [finding for finder in FINDERS for finding in finder(accesses, least_requests() if least is None else least)]
 
 
-def _enough(requests: int) -> bool:
-    return requests >= thresholds()["minimum"]["requests"].value
+def least_requests() -> float:
+    """Return from how many requests of a kind on a GPU kernel is judged by them."""
+    return thresholds()["minimum"]["requests"].value
+
+
+def unjudged(accesses: Accesses) -> tuple[str, ...]:
+    """Return the kinds of findings that there would be, if there were requests enough to judge by."""
+    found = {finding.kind for finding in find(accesses)}
+    return tuple(dict.fromkeys(one.kind for one in find(accesses, 0) if one.kind not in found))
 
 
 def _most_usual(counts: Sequence[int], names: Sequence[str]) -> str:
@@ -113,13 +125,13 @@ def _saved(most: int, irregular: int, worst: Worst) -> int:
     return max(0, most - irregular * (worst.transactions - 1))
 
 
-def _coalescing(accesses: Accesses) -> Iterator[MemoryFinding]:
+def _coalescing(accesses: Accesses, least: float) -> Iterator[MemoryFinding]:
     limit, share = (thresholds()["coalescing"][name] for name in ("efficiency", "share"))
     every = sum(access.sectors for access in accesses.global_.values())
     for kind in formulas.COALESCED:
         access = accesses.global_[kind]
         efficiency = formulas.coalescing_efficiency([access])
-        if efficiency is None or efficiency >= limit.value or not _enough(access.requests):
+        if efficiency is None or efficiency >= limit.value or access.requests < least:
             continue
         if access.sectors < share.value * every:
             continue
@@ -224,11 +236,11 @@ def _contiguous(stride: int, width: int) -> str:
     )
 
 
-def _bank_conflicts(accesses: Accesses) -> Iterator[MemoryFinding]:
+def _bank_conflicts(accesses: Accesses, least: float) -> Iterator[MemoryFinding]:
     limit = thresholds()["bank_conflicts"]["ratio"]
     chosen = {kind: access for kind, access in accesses.shared.items() if kind != "atomic"}
     ratio = formulas.bank_conflict_ratio(chosen.values())
-    if ratio is None or ratio <= limit.value or not _enough(sum(access.requests for access in chosen.values())):
+    if ratio is None or ratio <= limit.value or sum(access.requests for access in chosen.values()) < least:
         return
     kind = max(chosen, key=lambda name: chosen[name].conflicts)
     wavefronts = sum(access.wavefronts for access in chosen.values())
@@ -290,12 +302,12 @@ def _instead(stride: int) -> str:
     return "swizzle columns (column ^ row)"
 
 
-def _divergence(accesses: Accesses) -> Iterator[MemoryFinding]:
+def _divergence(accesses: Accesses, least: float) -> Iterator[MemoryFinding]:
     limit, share = (thresholds()["divergence"][name] for name in ("active_lanes", "share"))
     active = formulas.active_lane_ratio(accesses)
     chosen = formulas.judged_by_lanes(accesses)
     requests, lanes = (sum(getattr(one, name) for one in chosen.values()) for name in ("requests", "lanes"))
-    if active is None or active >= limit.value or not _enough(requests):
+    if active is None or active >= limit.value or requests < least:
         return
     if requests < share.value * (requests + formulas.instructions_of_one(accesses)):
         return
@@ -313,11 +325,11 @@ def _divergence(accesses: Accesses) -> Iterator[MemoryFinding]:
     )
 
 
-def _global_atomics(accesses: Accesses) -> Iterator[MemoryFinding]:
+def _global_atomics(accesses: Accesses, least: float) -> Iterator[MemoryFinding]:
     limit = thresholds()["global_atomics"]["lanes_per_address"]
     atomics, contention = accesses.global_["atomic"], accesses.contention["global"]
     lanes = formulas.lanes_per_address(atomics, contention)
-    if lanes is None or lanes < limit.value or not _enough(atomics.requests):
+    if lanes is None or lanes < limit.value or atomics.requests < least:
         return
     yield MemoryFinding(
         "global_atomics",
@@ -332,7 +344,7 @@ def _global_atomics(accesses: Accesses) -> Iterator[MemoryFinding]:
     )
 
 
-FINDERS: tuple[Callable[[Accesses], Iterator[MemoryFinding]], ...] = (
+FINDERS: tuple[Callable[[Accesses, float], Iterator[MemoryFinding]], ...] = (
     _coalescing,
     _bank_conflicts,
     _divergence,

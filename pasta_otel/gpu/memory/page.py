@@ -43,6 +43,8 @@ def as_html(report: MemoryReport) -> str:
 def _parts(report: MemoryReport) -> Iterator[str]:
     yield from _summary(report)
     yield from _findings(report)
+    if not report.analysed:
+        return  # plots would say that nothing was done, where nothing is known
     yield from _tensor_heat(report)
     yield from _range_heat(report)
     yield from _coalescing(report)
@@ -79,10 +81,11 @@ def _summary(report: MemoryReport) -> Iterator[str]:
 def _findings(report: MemoryReport) -> Iterator[str]:
     yield _section("What to change first", "Ordered by the transactions that the change saves, at best.")
     if not report.analysed:
-        yield "<p>No launch was analysed.</p>"
+        yield f"<p>No launch was analysed{f'; {markup(report.candidates)}' if report.candidates else ''}.</p>"
         return
     if not report.findings:
-        yield "<p>No GPU kernel is beyond a threshold.</p>"
+        found = report.nothing_found
+        yield f"<p>{markup(found[0].upper() + found[1:])}.</p>"
         return
     items = "".join(
         f"<li>{_finding(report.labels[kernel.name], finding)}</li>"
@@ -116,7 +119,7 @@ def _tensor_heat(report: MemoryReport) -> Iterator[str]:
     )
     chosen = report.tensors[:MOST_TENSORS]
     if not chosen:
-        yield "<p>No tensor is known: hotness was not counted, or no allocator was watched.</p>"
+        yield "<p>No tensor is known: hotness was not counted, no allocator was watched, or no tensor was accessed.</p>"
         return
     line = report.timeline
     rows = line.rows(lambda result, launch: ((label_of(result, number), count) for number, count in launch.tensors))
@@ -137,7 +140,7 @@ def _range_heat(report: MemoryReport) -> Iterator[str]:
         "Hotness over time by 2 MiB range", "Lane accesses by address, lowest on top; untouched ranges are left out."
     )
     if not report.ranges:
-        yield "<p>Hotness was not counted.</p>"
+        yield "<p>No range is known: hotness was not counted, or no access to global memory was.</p>"
         return
     line = report.timeline
     groups = _grouped(list(report.ranges))
@@ -190,7 +193,7 @@ def _coalescing(report: MemoryReport) -> Iterator[str]:
     if bars:
         yield stacked_bars(bars, "32-byte sectors", "sectors needed", "sectors that coalescing saves")
     else:
-        yield "<p>No global memory was accessed.</p>"
+        yield "<p>No load, store or asynchronous copy of global memory was counted.</p>"
 
 
 def _coalescing_bar(kernel: KernelMemory, label: str) -> Bar | None:
@@ -208,7 +211,7 @@ def _conflicts(report: MemoryReport) -> Iterator[str]:
     if bars:
         yield stacked_bars(bars, "wavefronts", "wavefronts needed", "bank conflicts")
     else:
-        yield "<p>No shared memory was accessed.</p>"
+        yield "<p>No access to shared memory was counted.</p>"
 
 
 def _conflict_bar(kernel: KernelMemory, label: str) -> Bar | None:
@@ -269,6 +272,9 @@ def _described(kernel: KernelMemory) -> Iterator[str]:
         yield '<div class="quiet">accesses by TMA are not counted: it touches more memory than this says</div>'
     if kernel.findings:
         yield f"<ul>{''.join(f'<li>{markup(one.title)}</li>' for one in kernel.findings)}</ul>"
+    if kernel.unjudged:
+        kinds = markup(", ".join(kernel.unjudged))
+        yield f'<div class="quiet">{kinds}: beyond the threshold, but with too few requests to be judged</div>'
 
 
 def _names(what: str, counts: Counts) -> Iterator[str]:

@@ -103,8 +103,9 @@ class _Shades:
 
     def __init__(self, numbers: Iterable[int]) -> None:
         drawn = [number for number in numbers if number > 0] or [1]
-        self._most = max(drawn)
-        self._ratio: float = max(1.0001, min(4.0, (self._most / min(drawn)) ** (1 / len(SHADES))))
+        self._most, fewest = max(drawn), min(drawn)
+        self._ratio: float = max(1.0001, min(4.0, (self._most / fewest) ** (1 / len(SHADES))))
+        self.lightest = self(fewest)
 
     def __call__(self, number: int) -> int:
         below: float = math.log(self._most / number) / math.log(self._ratio)
@@ -146,7 +147,9 @@ def _ticks(bottom: float, axis: Axis) -> Iterator[str]:
 def _legend(y: float, scale: _Shades, unit: str) -> Iterator[str]:
     least = [scale.least(shade) for shade in range(len(SHADES))]
     shown = [
-        (shade, number) for shade, number in enumerate(least) if shade == len(least) - 1 or number < least[shade + 1]
+        (shade, number)
+        for shade, number in enumerate(least)
+        if shade >= scale.lightest and (shade == len(least) - 1 or number < least[shade + 1])
     ]
     yield _text(LEFT - 6, y + 11, f"{unit} from", "left quiet")
     for place, (shade, number) in enumerate(shown):

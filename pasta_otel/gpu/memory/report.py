@@ -10,10 +10,11 @@ from typing import Any
 
 from pasta_otel.gpu.classes import demangle, full_name, report_name
 from pasta_otel.gpu.memory import formulas
-from pasta_otel.gpu.memory.findings import MemoryFinding, find
+from pasta_otel.gpu.memory.findings import MemoryFinding, find, least_requests, unjudged
 from pasta_otel.gpu.memory.hot import HotTensor, Timeline, hot_ranges, hot_tensors, hottest_tensor, label_of, timeline
 from pasta_otel.gpu.memory.model import Accesses, Launch, accesses
 from pasta_otel.gpu.memory.results import ProcessResult, executions, read_document, read_results
+from pasta_otel.gpu.memory.selection import candidates
 from pasta_otel.gpu.memory.slots import accessed_unseen, total
 from pasta_otel.gpu.memory.words import clip
 
@@ -64,6 +65,7 @@ class KernelMemory:
         timed: How many launches' times are known.
         wanted: Launches in all that patterns fit, whether analysed or not; 0 where unknown.
         reads_unseen: Whether a launch accessed memory in a way that is not counted (``slots.accessed_unseen``).
+        unjudged: Kinds of findings that there would be, were there requests enough to judge by.
     """
 
     name: str
@@ -79,6 +81,7 @@ class KernelMemory:
     timed: int = 0
     wanted: int = 0
     reads_unseen: bool = False
+    unjudged: tuple[str, ...] = ()
 
     @property
     def sectors(self) -> int:
@@ -158,6 +161,7 @@ def _kernel(name: str, same: Sequence[Launch], tensors: Counts) -> KernelMemory:
         sum(launch.end_unix_nano - launch.begin_unix_nano for launch in timed),
         len(timed),
         reads_unseen=any(accessed_unseen(launch.words) for launch in same),
+        unjudged=unjudged(summed),
     )
 
 
@@ -224,6 +228,20 @@ class MemoryReport:
         """Return all findings, the ones that save most transactions first, those without a number last."""
         found = [(kernel, finding) for kernel in self.kernels for finding in kernel.findings]
         return sorted(found, key=lambda one: -_saved(one[1]))
+
+    @property
+    def nothing_found(self) -> str:
+        """Return what it means that there is no finding."""
+        few = sum(bool(kernel.unjudged) for kernel in self.kernels)
+        if not few:
+            return "no GPU kernel is beyond a threshold"
+        least = f"no GPU kernel with at least {least_requests():.0f} requests of a kind is beyond a threshold"
+        return f"{least} ({few:,} with fewer {'is' if few == 1 else 'are'}: too few to be judged)"
+
+    @property
+    def candidates(self) -> str:
+        """Return what there was to choose from, where nothing was chosen; empty = nothing is known."""
+        return "" if self.analysed else candidates({name for result in self.results for name in result.refused})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as one JSON document (docs/reference/memory.schema.json)."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pasta_otel.errors import InputError
-from pasta_otel.gpu.classes import spellings
+from pasta_otel.gpu.classes import report_name, spellings
+from pasta_otel.gpu.memory.words import clip
 
 DEFAULT_COUNT = 10_000
 MOST_REFUSED = 20
 """Names of GPU kernels that no pattern fits, kept to say what there is to choose from."""
 DEFAULT_BYTES = 64 << 20
-LEAST_BYTES = 1 << 20
+LEAST_BYTES, MOST_BYTES = 1 << 20, 1 << 40
+"""1 TiB is more than a GPU has."""
+_MOST_CANDIDATES, _NAME = 8, 60
 _NOT_LITERAL = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _SPELLED_OUT = """
@@ -46,20 +49,25 @@ class Selection:
     modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the numbers.
+        """Check numbers and patterns.
 
         Raises:
             InputError: One makes no sense.
         """
+        for field, patterns in (("kernel", self.names), ("module", self.modules)):
+            if "" in patterns:
+                raise InputError("expected a shell pattern, got an empty one, which fits nothing", field=field)
         for field, value, least, words in (
             ("every", self.every, 1, "1"),
             ("count", self.count, 1, "1"),
-            ("device-memory", self.device_bytes, LEAST_BYTES, f"1 MiB ({LEAST_BYTES:,} bytes)"),
+            ("device_bytes", self.device_bytes, LEAST_BYTES, f"1 MiB ({LEAST_BYTES:,} bytes)"),
         ):
             if not isinstance(value, int) or isinstance(value, bool):
                 raise InputError(f"expected a whole number, got {value!r}", field=field)
             if value < least:
                 raise InputError(f"expected at least {words}, got {value:,}", field=field)
+        if self.device_bytes > MOST_BYTES:
+            raise InputError(f"expected at most 1 TiB ({MOST_BYTES:,} bytes), got {value:,}", field="device_bytes")
 
     def matches(self, name: str) -> bool:
         """Tell whether GPU kernels of this name are analysed."""
@@ -89,6 +97,13 @@ class Selection:
         for field in ("names", "modules"):
             values[field] = tuple(values[field])  # type: ignore[arg-type]  # written by to_json
         return cls(**values)  # type: ignore[arg-type]
+
+
+def candidates(refused: Iterable[str]) -> str:
+    """Return what there is to choose from, of GPU kernels that no pattern fits; empty = none is known."""
+    names = sorted({clip(report_name(name), _NAME) for name in refused})
+    more = ", ..." if len(names) > _MOST_CANDIDATES else ""
+    return f"there were {', '.join(names[:_MOST_CANDIDATES])}{more}" if names else ""
 
 
 def _literal(pattern: str) -> str:

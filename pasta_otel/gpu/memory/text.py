@@ -45,6 +45,8 @@ def _head(report: MemoryReport) -> Iterator[str]:
     yield f"memory analysis: {report.analysed:,} of {report.seen:,} launches of GPU kernels analysed"
     if report.skipped:
         yield "  not analysed: " + ", ".join(f"{count:,} ({reason})" for reason, count in report.skipped.most_common())
+    if report.candidates:
+        yield f"  {report.candidates}"
     if len(report.results) > 1:
         yield f"  {len(report.results)} processes"
     missing = sorted({number for result in report.results for number in result.not_counted})
@@ -59,7 +61,7 @@ def _first(report: MemoryReport) -> Iterator[str]:
         return
     if not found:
         yield ""
-        yield "nothing to change: no GPU kernel is beyond a threshold"
+        yield f"nothing to change: {report.nothing_found}"
         return
     yield ""
     yield "change first (by transactions saved, at best):"
@@ -106,6 +108,8 @@ def _kernels(report: MemoryReport) -> Iterator[str]:
             yield f"    -> {finding.suggestion}"
             if finding.predicted is not None:
                 yield f"    {_gain(finding).removeprefix(', ')}"
+        if kernel.unjudged:
+            yield f"  ? {', '.join(kernel.unjudged)}: beyond the threshold, but with too few requests to be judged"
     if len(report.kernels) > MOST_KERNELS:
         yield ""
         yield f"{len(report.kernels) - MOST_KERNELS} GPU kernels that touch less are in --json"

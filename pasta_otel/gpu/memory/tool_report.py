@@ -10,6 +10,7 @@ from typing import Any
 
 from pasta_otel.errors import InputError
 from pasta_otel.gpu.memory.plain import strict
+from pasta_otel.gpu.memory.selection import candidates
 from pasta_otel.gpu.memory.tool import Instruction, Tool, where
 
 SCHEMA = 1
@@ -64,10 +65,20 @@ class ToolReport:
             head.append(f"  not counted: {names}, which this version of the Sanitizer cannot report")
         try:
             self._tool.process_tables = self.tables
-            return "\n".join([*head, "", self._tool.report(self.launches)])
+            said: object = self._tool.report(self.launches)
         except (Exception, SystemExit) as error:  # a user's own code
             file, line = where(error)
             raise InputError(f"{type(error).__name__}: {error}", file=file, line=line, field="report") from error
+        if not isinstance(said, str):
+            message = f"{self._tool.name}: report() must return a string, got {type(said).__name__}"
+            raise InputError(message, field="report")
+        return "\n".join([*head, *self._candidates(), "", said])
+
+    def _candidates(self) -> list[str]:
+        """Return what there was to choose from, where nothing was chosen."""
+        refused = {name for document in self._documents.values() for name in document.get("refused", ())}
+        named = "" if self.launches else candidates(refused)
+        return [f"  {named}"] if named else []
 
     def as_html(self) -> str:
         """Return the text as a page."""
