@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
@@ -25,6 +24,7 @@ from pasta_otel.cli.analyze_run import (
     selecting,
     unfinished,
     why_nothing,
+    workspace,
 )
 from pasta_otel.cli.analyze_tool import tool
 from pasta_otel.cli.run import resolve
@@ -32,11 +32,16 @@ from pasta_otel.errors import PastaError
 
 if TYPE_CHECKING:
     from pasta_otel.app.importing import Delivered
+    from pasta_otel.exporters.otlp.config import OtlpConfig, Signal
     from pasta_otel.gpu.memory.report import MemoryReport
     from pasta_otel.gpu.memory.results import ProcessResult
+    from pasta_otel.gpu.memory.spans import MemorySpans
 
 DEFAULT_SERVICE = "unknown_service"
 """What OpenTelemetry's SDK calls a service without a name."""
+
+SDK_DISABLED = "OTEL_SDK_DISABLED"
+"""With ``true`` nothing is sent (opentelemetry-specification, configuration/sdk-environment-variables.md)."""
 
 
 @click.group("analyze")
@@ -76,14 +81,13 @@ def memory(  # noqa: PLR0913 - one parameter an option
     """
     targets = Targets(as_json, output, html)
     targets.check()
-    if otlp:
-        _check_destination()
+    wanted = _signals() if otlp else frozenset()
     words = resolve(command)
     request = Request(names, every, count, device_memory, modules, regions, options={"hotness": hotness})
-    with tempfile.TemporaryDirectory(prefix="pasta-analyze-") as folder:
-        environ, problem = prepare(Path(folder), request)
+    with workspace() as folder:
+        environ, problem = prepare(folder, request)
         code = run(words, environ, stdout=targets.of_program())
-        results, problems = ([], []) if problem else _results(Path(folder))
+        results, problems = ([], []) if problem else _results(folder)
     problem = problem or _why_nothing(results, problems)
     if problem:
         problems = [problem]
@@ -92,21 +96,39 @@ def memory(  # noqa: PLR0913 - one parameter an option
         click.echo(f"pasta-otel: {one}", err=True)
     report = _report(results, problems) if not problem or targets.wanted_in_any_case else None
     failed = problem + _publish(report, targets, problem)
-    if otlp and report is not None and not problem:
-        failed += _sent(report)
+    if wanted and report is not None and not problem:
+        failed += _sent(report, wanted)
     raise click.exceptions.Exit(code or (IMPOSSIBLE if failed else 0))
 
 
-def _check_destination() -> None:
-    """Check what OTEL_EXPORTER_OTLP_* say.
+def _signals() -> frozenset[Signal]:
+    """Return which of traces and metrics are to be sent, and say why others are not.
 
     Raises:
-        InputError: A value cannot be used; names the variable.
+        InputError: A value of OTEL_EXPORTER_OTLP_* cannot be used; names the variable.
     """
-    from pasta_otel.exporters.otlp.config import OtlpConfig  # noqa: PLC0415 - only for --otlp
+    from pasta_otel.app.chosen import exporters  # noqa: PLC0415 - only for --otlp
 
-    OtlpConfig.from_env()
-    OtlpConfig.from_env(signal="metrics")
+    if os.environ.get(SDK_DISABLED, "").strip().lower() == "true":
+        click.echo(f"pasta-otel: --otlp sends nothing: {SDK_DISABLED}=true", err=True)
+        return frozenset()
+    wanted: set[Signal] = set()
+    both: tuple[Signal, ...] = "traces", "metrics"
+    for signal in both:
+        if "otlp" in exporters(signal, os.environ):
+            _destination(signal)
+            wanted.add(signal)
+        else:
+            variable = f"OTEL_{signal.upper()}_EXPORTER"
+            click.echo(f"pasta-otel: --otlp sends no {signal}: {variable}={os.environ[variable]}", err=True)
+    return frozenset(wanted)
+
+
+def _destination(signal: Signal) -> OtlpConfig:
+    from pasta_otel.app.chosen import exporter_environment  # noqa: PLC0415 - only for --otlp
+    from pasta_otel.exporters.otlp.config import OtlpConfig  # noqa: PLC0415 - same
+
+    return OtlpConfig.from_env(exporter_environment(signal, os.environ), signal)
 
 
 def _results(folder: Path) -> tuple[list[ProcessResult], list[str]]:
@@ -136,28 +158,41 @@ def _report(results: list[ProcessResult], problems: list[str]) -> MemoryReport |
     return MemoryReport(results, problems)
 
 
-def _sent(report: MemoryReport) -> str:
+def _sent(report: MemoryReport, wanted: frozenset[Signal]) -> str:
     """Send spans and metrics, and return why nothing could be sent."""
     try:
-        _send(report)
+        _send(report, wanted)
     except (PastaError, OSError) as error:
         click.echo(f"pasta-otel: {error}", err=True)
         return str(error)
     return ""
 
 
-def _send(report: MemoryReport) -> None:
-    """Send spans and metrics.
+def _send(report: MemoryReport, wanted: frozenset[Signal]) -> None:
+    """Send spans and metrics, or one of them.
 
     Raises:
         MissingError: The server of OTEL_EXPORTER_OTLP_* took nothing.
     """
-    from pasta_otel.app.importing import OtlpTarget, import_meter, put_columns  # noqa: PLC0415 - only for --otlp
+    from pasta_otel.app.importing import import_meter  # noqa: PLC0415 - only for --otlp
     from pasta_otel.gpu.memory.spans import MemorySpans  # noqa: PLC0415 - same
     from pasta_otel.gpu.memory.telemetry import record, record_spans  # noqa: PLC0415 - same
 
-    service = os.environ.get("OTEL_SERVICE_NAME", DEFAULT_SERVICE)
-    spans, target = MemorySpans(), OtlpTarget()
+    service, spans = os.environ.get("OTEL_SERVICE_NAME", DEFAULT_SERVICE), MemorySpans()
+    try:
+        if "traces" in wanted:
+            _send_spans(report, spans, service)
+    finally:
+        if "metrics" in wanted:
+            with import_meter(service, _destination("metrics")) as meter:
+                record(meter, report.results, report.tensors)
+                record_spans(meter, spans.counts)
+
+
+def _send_spans(report: MemoryReport, spans: MemorySpans, service: str) -> None:
+    from pasta_otel.app.importing import OtlpTarget, put_columns  # noqa: PLC0415 - only for --otlp
+
+    target = OtlpTarget(_destination("traces"))
     try:
         for result in report.results:
             resource: dict[str, str | int] = {semconv.SERVICE_NAME: service, semconv.PROCESS_PID: result.pid}
@@ -165,9 +200,6 @@ def _send(report: MemoryReport) -> None:
                 put_columns(target, columns, resource)
     finally:
         delivered = target.close()
-        with import_meter(service) as meter:
-            record(meter, report.results, report.tensors)
-            record_spans(meter, spans.counts)
     _say_delivered(delivered, spans.counts.capped)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from pasta_otel.cli.analyze_run import refuse_options
 from pasta_otel.errors import InputError
 
 Shown = Callable[[], Iterable[str]]
@@ -33,14 +34,17 @@ class Targets:
     html: Path | None = None
 
     def check(self) -> None:
-        """Check that the files can be written.
+        """Check that the files can be written, and are two.
 
         Raises:
-            InputError: One cannot; names it.
+            InputError: One cannot, or both are one; names it.
         """
         for target, option in ((self.output, "--output"), (self.html, "--html")):
             if target is not None:
+                refuse_options(option, [target])
                 _check(target, option)
+        if self.output is not None and self.html is not None and _same(self.output, self.html):
+            raise InputError("is --output too: one would overwrite the other", file=str(self.html), field="--html")
 
     def of_program(self) -> object:
         """Return where CMD's stdout goes: away from ours where that is one JSON document."""
@@ -74,17 +78,24 @@ class Targets:
 
 
 def _check(target: Path, option: str) -> None:
-    special = target.exists() and not target.is_file()  # opening a pipe would wait for its reader
     try:
+        special = target.exists() and not target.is_file()  # opening a pipe would wait for its reader
         if target.is_dir() or not special:
             new = not target.exists()
             target.open("ab").close()
             if new:
-                target.unlink()
+                target.resolve().unlink()  # behind a link that led nowhere; the link stays
         elif not os.access(target, os.W_OK):
             raise PermissionError(13, "Permission denied")
     except OSError as error:
         raise InputError(error.strerror or str(error), file=str(target), field=option) from error
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Return whether two paths lead to one file, be it there or not; devices and pipes take what comes from several."""
+    if one.exists() and other.exists():
+        return one.is_file() and one.samefile(other)
+    return one.resolve() == other.resolve()
 
 
 def _print(shown: Shown) -> str:
@@ -116,7 +127,7 @@ def write(target: Path, text: Iterable[str], option: str) -> None:
         InputError: It cannot be written; names the file.
     """
     try:
-        with target.open("w", encoding="utf-8") as file:
+        with target.open("w", encoding="utf-8", errors="backslashreplace") as file:
             file.writelines(text)
     except OSError as error:
         raise InputError(error.strerror or str(error), file=str(target), field=option) from error

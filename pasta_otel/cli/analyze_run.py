@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import click
 
 from pasta_otel.config import load_settings
 from pasta_otel.errors import InputError, MissingError
-from pasta_otel.gpu.memory.words import clip
+from pasta_otel.gpu.memory.selection import MOST_BYTES
 
 if TYPE_CHECKING:
     from pasta_otel.gpu.memory.selection import Selection
@@ -26,8 +27,11 @@ IMPOSSIBLE = 3
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Of commands that end with CMD: its options are its own."""
 _CHOICES = {"name": "--kernel", "module": "--module"}
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
-_MOST_CANDIDATES, _NAME = 8, 60
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Of those that end a process: what supervisors and batch schedulers send one process."""
+_KEYS = (signal.SIGINT, signal.SIGQUIT)
+"""What the terminal sends to the whole group, when somebody presses its keys."""
+_MOST_MIB = MOST_BYTES >> 20
 _LOOK_S = 1.0
 """How often the program is looked at where another thread has taken the signal of its end."""
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -101,10 +105,66 @@ class Request:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def selection(self) -> Selection:
-        """Return the launches that are wanted."""
+        """Return the launches that are wanted.
+
+        Raises:
+            InputError: They make no sense; names the option.
+        """
+        if not 1 <= self.device_memory <= _MOST_MIB:
+            message = f"expected 1 to {_MOST_MIB:,} MiB, got {self.device_memory:,}"
+            raise InputError(message, field="--device-memory")
+        for option, patterns in (("--kernel", self.names), ("--module", self.modules)):
+            refuse_options(option, patterns)
         from pasta_otel.gpu.memory.selection import Selection  # noqa: PLC0415 - only for the commands that analyse
 
         return Selection(self.names, self.every, self.count, self.device_memory << 20, self.modules)
+
+
+def refuse_options(option: str, values: Iterable[object]) -> None:
+    """Check that no value is the word that should have come after it: ``--html -- python x.py``.
+
+    Raises:
+        InputError: One is.
+    """
+    for value in map(str, values):
+        if value.startswith("--"):
+            raise InputError(f"expected a value, got {value!r}", field=option)
+
+
+class _EndedError(BaseException):
+    """A signal wants this process to end: no error that anybody handles on the way."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def workspace() -> Iterator[Path]:
+    """Yield a folder for the processes' results, which is gone afterwards, also where a signal ends this process."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del frame
+        signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+        raise _EndedError(number)
+
+    handlers = {number: signal.getsignal(number) for number in (*_FORWARDED, signal.SIGQUIT)}
+    ends = [number for number, handler in handlers.items() if handler == signal.SIG_DFL]  # not those that nohup ignores
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        for number in ends:
+            signal.signal(number, end)
+        with tempfile.TemporaryDirectory(prefix="pasta-analyze-") as folder:
+            try:
+                yield Path(folder)
+            finally:
+                signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # the folder goes in one piece
+    except _EndedError as error:
+        signal.raise_signal(error.number)  # waits until it is let through
+    finally:
+        for number in ends:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def prepare(out: Path, request: Request) -> tuple[Mapping[str, str], str]:
@@ -132,7 +192,12 @@ def _job(out: Path, request: Request) -> dict[str, object]:
     settings = load_settings()
     environ = {**os.environ, **{name: settings[name] for name in library.SETTINGS}}
     selection = request.selection()
-    files = library.find_library(environ), library.find_patch(environ, request.code)
+    try:
+        files = library.find_library(environ), library.find_patch(environ, request.code)
+    except MissingError:
+        if not environ.get("PASTA_SANITIZER_LIBRARY"):
+            library.check_driver()  # where there is no driver either, that comes first
+        raise
     job = Job(*files, selection, request.tool or MEMORY_TOOL, request.options, request.regions)
     return {"out": str(out), **job.to_json()}
 
@@ -152,14 +217,14 @@ def run(words: Sequence[str], environ: Mapping[str, str], stdout: object) -> int
 
 @contextmanager
 def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Hand signals that end us to the program; SIGINT is seen to by ``_wait``."""
+    """Hand signals that end us to the program; those of the terminal's keys are seen to by ``_wait``."""
 
     def forward(number: int, frame: FrameType | None) -> None:
         del frame
         process.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before |= {number: signal.signal(number, signal.SIG_IGN) for number in _KEYS}
     try:
         yield
     finally:
@@ -168,15 +233,15 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the program, and hand SIGINT to it where a process sent it: the terminal itself sends it to both."""
-    awaited = {signal.SIGINT, signal.SIGCHLD}
+    """Wait for the program, and hand it ``_KEYS`` where a process sent them: the terminal itself sends them to both."""
+    awaited = {*_KEYS, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
         while process.poll() is None:
             got = signal.sigtimedwait(awaited, _LOOK_S)
             # siginfo(5): SI_USER and its like are at most 0, the kernel's own codes above
-            if got is not None and got.si_signo == signal.SIGINT and got.si_code <= 0:
-                process.send_signal(signal.SIGINT)
+            if got is not None and got.si_signo in _KEYS and got.si_code <= 0:
+                process.send_signal(got.si_signo)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process.wait()
@@ -202,22 +267,26 @@ def why_nothing(
             " -E or -S)"
         )
     if not seen:
-        return "the program launched no GPU kernel"
-    if skipped.get("inactive") == seen:
-        return f"none of {seen:,} launches was inside a block of pasta_otel.analyze()"
-    if set(skipped) <= {"name", "module", "inactive"}:
-        how = " and ".join(option for reason, option in _CHOICES.items() if skipped.get(reason))
-        return f"none of {seen:,} launches was chosen by {how}{_candidates(refused)}"
-    return f"none of {seen:,} launches: {', '.join(f'{count:,} ({reason})' for reason, count in skipped.items())}"
+        return (
+            "the program launched no GPU kernel (processes that it forked are not analysed, only those that it started"
+            " anew: multiprocessing's start method spawn)"
+        )
+    return f"none of {seen:,} launches {_unchosen(seen, skipped, refused)}"
 
 
-def _candidates(refused: Iterable[str]) -> str:
-    """Return what there is to choose from."""
-    from pasta_otel.gpu.classes import report_name  # noqa: PLC0415 - only for this message
+def _unchosen(seen: int, skipped: Mapping[str, int], refused: Iterable[str]) -> str:
+    reasons = {reason: count for reason, count in skipped.items() if count}
+    if not reasons:
+        return "left a result"
+    if reasons.get("inactive") == seen:
+        return "was inside a block of pasta_otel.analyze()"
+    if set(reasons) <= {"name", "module", "inactive"}:
+        from pasta_otel.gpu.memory.selection import candidates  # noqa: PLC0415 - only for this message
 
-    names = sorted({clip(report_name(name), _NAME) for name in refused})
-    more = ", ..." if len(names) > _MOST_CANDIDATES else ""
-    return f"; there were {', '.join(names[:_MOST_CANDIDATES])}{more}" if names else ""
+        how = " and ".join(option for reason, option in _CHOICES.items() if reason in reasons)
+        named = candidates(refused)
+        return f"was chosen by {how}{f'; {named}' if named else ''}"
+    return f"was analysed: {', '.join(f'{count:,} ({reason})' for reason, count in reasons.items())}"
 
 
 def unfinished(folder: Path) -> list[str]:

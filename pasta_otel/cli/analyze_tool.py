@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pasta_otel.cli.analyze_out import Targets
-from pasta_otel.cli.analyze_run import IMPOSSIBLE, Request, prepare, reporting, run, selecting, unfinished, why_nothing
+from pasta_otel.cli.analyze_run import (
+    IMPOSSIBLE,
+    Request,
+    prepare,
+    reporting,
+    run,
+    selecting,
+    unfinished,
+    why_nothing,
+    workspace,
+)
 from pasta_otel.cli.run import resolve
 from pasta_otel.errors import InputError
 
@@ -52,14 +61,10 @@ def tool(  # noqa: PLR0913 - one parameter an option
     targets = Targets(as_json, output)
     targets.check()
     words = resolve(command)
-    with tempfile.TemporaryDirectory(prefix="pasta-analyze-") as folder:
-        environ, problem = prepare(Path(folder), request)
+    with workspace() as folder:
+        environ, problem = prepare(folder, request)
         code = run(words, environ, stdout=targets.of_program())
-        try:
-            problem, failed = _publish(loaded, Path(folder), targets, problem)
-        except InputError as error:  # the tool's own report
-            click.echo(f"pasta-otel: {error}", err=True)
-            raise click.exceptions.Exit(code or error.exit_code) from error
+        problem, failed = _publish(loaded, folder, targets, problem)
     if problem:
         click.echo(f"pasta-otel: not analysed by {loaded.name}: {problem}", err=True)
     raise click.exceptions.Exit(code or (IMPOSSIBLE if problem or failed else 0))
@@ -94,5 +99,10 @@ def _publish(tool: Tool[Any], folder: Path, targets: Targets, problem: str) -> t
         return problem, targets.show(lambda: [only, "\n"])
     for one in report.problems:
         click.echo(f"pasta-otel: {one}", err=True)
-    shown = json.dumps(report.as_dict(), indent=2) if targets.as_json else report.as_text()
+    try:
+        shown = json.dumps(report.as_dict(), indent=2) if targets.as_json else report.as_text()
+    except InputError as error:  # the tool's own report
+        click.echo(f"pasta-otel: {error}", err=True)
+        failed, shown = str(error), f"no report by {tool.name}: {error}"
+        return "", failed + (targets.show(lambda: [shown, "\n"]) if targets.wanted_in_any_case else "")
     return "", targets.show(lambda: [shown, "\n"])

@@ -20,6 +20,7 @@ from xml.etree import ElementTree as ET
 
 import jsonschema
 import pytest
+from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -516,7 +517,7 @@ def waiting(fake, tmp_path, number):
         "print('up', flush=True)\nwhile True: signal.pause()"
     )
     words = [sys.executable, "-m", "pasta_otel", "analyze", "memory", "--", sys.executable, str(script)]
-    environ = {**os.environ, "PASTA_SANITIZER_LIBRARY": fake, "PASTA_SANITIZER_PATCH": fake}
+    environ = {**os.environ, "PASTA_SANITIZER_LIBRARY": fake, "PASTA_SANITIZER_PATCH": fake, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
@@ -524,12 +525,14 @@ def waiting(fake, tmp_path, number):
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", ["TERM", "HUP", "INT", "QUIT", "USR1", "USR2"])
 def test_a_signal_to_the_command_alone_reaches_the_program(fake, tmp_path, number):
-    process = waiting(fake, tmp_path, number)
-    process.send_signal(number)
+    sent = signal.Signals[f"SIG{number}"]
+    process = waiting(fake, tmp_path, sent)
+    process.send_signal(sent)
     process.communicate(timeout=30)
     assert process.returncode == 9
+    assert folders(tmp_path) == []
 
 
 def test_the_terminals_interrupt_reaches_the_program_once(fake, tmp_path):
@@ -661,3 +664,153 @@ def test_with_a_sample_a_gpu_kernels_line_says_of_how_many_it_is(analyze):
     assert "some  (10 of 100 launches," in done.stdout
     whole = analyze('launch(1, "some", 1, 1)')
     assert "some  (1 launch," in whole.stdout
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_name_that_stdout_has_no_code_for_costs_neither_report_nor_page_nor_the_programs_code(
+    analyze, tmp_path, encoding
+):
+    page, target = tmp_path / "page.html", tmp_path / "report"
+    program = 'launch(1, "größe核", 200, 32); raise SystemExit(5)'
+    done = analyze(program, "--html", str(page), PYTHONIOENCODING=encoding)
+    assert (done.returncode, "Traceback" in done.stderr) == (5, False)
+    assert "12% of the bytes moved" in done.stdout
+    assert "größe核" in page.read_text(encoding="utf-8")
+    done = analyze(program, "--output", str(target), PYTHONIOENCODING=encoding)
+    assert (done.returncode, "größe核" in target.read_text(encoding="utf-8")) == (5, True)
+
+
+def test_a_program_that_forks_is_told_that_forked_processes_are_not_analysed(analyze):
+    program = """
+if os.fork() == 0:
+    launch(1, "k", 5, 1)
+    os._exit(0)
+os.wait()
+"""
+    done = analyze(program)
+    assert done.returncode == 3
+    assert "launched no GPU kernel (processes that it forked are not analysed" in done.stderr
+
+
+def test_one_file_for_report_and_page_is_refused_before_the_program_runs(analyze, tmp_path):
+    target, link = tmp_path / "both", tmp_path / "link"
+    link.symlink_to(target)
+    for other in (target, tmp_path / "." / "both", link):
+        done = analyze('print("ran")', "--output", str(target), "--html", str(other))
+        assert (done.returncode, done.stdout, target.exists()) == (2, "", False)
+        assert "--html: is --output too" in done.stderr
+    target.touch()
+    assert analyze('print("ran")', "--output", str(target), "--html", str(link)).returncode == 2
+    done = analyze('launch(1, "k", 200, 32)', "--output", "/dev/null", "--html", "/dev/null")
+    assert done.returncode == 0
+
+
+def test_a_link_that_leads_nowhere_stays_and_leads_to_the_report(analyze, tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    link.symlink_to(target)
+    assert analyze('launch(1, "k", 200, 32)', "--output", str(link)).returncode == 0
+    assert link.is_symlink()
+    assert "12% of the bytes moved" in target.read_text()
+    target.unlink()
+    analyze("raise SystemExit(4)", "--every", "0", "--output", str(link))
+    assert (link.is_symlink(), target.exists()) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--html"], "--html: expected a value, got '--'"),
+        (["--output"], "--output: expected a value, got '--'"),
+        (["--kernel"], "--kernel: expected a value, got '--'"),
+        (["--module", "--json"], "--module: expected a value, got '--json'"),
+        (["--kernel", ""], "kernel: expected a shell pattern, got an empty one"),
+        (["--module", ""], "module: expected a shell pattern, got an empty one"),
+        (["--device-memory", "0"], "--device-memory: expected 1 to 1,048,576 MiB, got 0"),
+        (["--device-memory", "99999999999999999999"], "--device-memory: expected 1 to 1,048,576 MiB, got 99,999"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_the_program_runs(analyze, options, message):
+    # of `--html -- python x.py` the option takes the `--`; the fixture's own comes after it, before the program
+    done = analyze('print("ran")', *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
+def test_without_a_driver_that_is_said_and_not_to_install_a_toolkit(analyze, tmp_path):
+    environ = {name: str(tmp_path) for name in ("CUDA_HOME", "CUDA_PATH")}
+    done = analyze('print("ran")', PASTA_SANITIZER_LIBRARY="", **environ)
+    if "no NVIDIA driver" not in done.stderr:
+        pytest.skip("a driver is installed here")
+    assert (done.returncode, done.stdout) == (3, "ran\n")
+    assert "install the NVIDIA driver" in done.stderr
+    assert "install a CUDA toolkit" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "spans", "metrics", "said"),
+    [
+        ({"OTEL_SDK_DISABLED": "True"}, False, False, "--otlp sends nothing: OTEL_SDK_DISABLED=true"),
+        ({"OTEL_TRACES_EXPORTER": "none"}, False, True, "--otlp sends no traces: OTEL_TRACES_EXPORTER=none"),
+        ({"OTEL_METRICS_EXPORTER": "console"}, True, False, "--otlp sends no metrics: OTEL_METRICS_EXPORTER=console"),
+    ],
+)
+def test_what_the_variables_of_the_sdk_turn_off_is_not_sent_and_said(analyze, variables, spans, metrics, said):
+    with otlp_server() as (received, environ):
+        done = analyze('launch(1, "k", 200, 32)', "--otlp", **environ, **variables)
+    assert done.returncode == 0, done.stderr
+    assert (bool(received["/v1/traces"]), bool(received["/v1/metrics"])) == (spans, metrics)
+    assert f"pasta-otel: {said}\n" in done.stderr
+    assert ("spans sent" in done.stderr) is spans
+
+
+def test_what_an_otlp_server_says_is_one_line_with_our_name(analyze):
+    class Refuses(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = Status(code=3, message="$POST is not\nfor you").SerializeToString()
+            self.send_response(400)
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        done = analyze('launch(1, "k", 200, 32)', "--otlp", OTEL_EXPORTER_OTLP_ENDPOINT=address)
+        server.shutdown()
+    assert done.returncode == 3
+    assert all(line.startswith("pasta-otel: ") for line in done.stderr.splitlines()), done.stderr
+    assert "dropped, http_400: $POST is not for you" in done.stderr
+
+
+def folders(place):
+    return list(place.glob("pasta-analyze-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT])
+def test_a_signal_while_the_command_reads_results_ends_it_and_leaves_nothing_behind(fake, tmp_path, number):
+    slow = f"""
+import os, signal, sys, time
+import pasta_otel.cli.analyze as analyze
+def reading(folder):
+    print("reading", flush=True)
+    time.sleep(30)
+analyze._results = reading
+sys.argv = ["pasta-otel", "analyze", "memory", "--", {sys.executable!r}, "-c", "0"]
+from pasta_otel.cli import main
+main()
+"""
+    environ = {**os.environ, "PASTA_SANITIZER_LIBRARY": fake, "PASTA_SANITIZER_PATCH": fake, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", slow], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "reading\n"
+        assert len(folders(tmp_path)) == 1
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == -number
+    assert (folders(tmp_path), errors) == ([], "")

@@ -230,9 +230,45 @@ def test_a_record_that_cannot_be_read_is_a_problem_and_no_crash(analyze, tmp_pat
 
 def test_a_report_that_fails_names_its_line(analyze, tmp_path):
     reference = mine(tmp_path, tool=MINE + "    def report(self, results):\n        return results['x']\n")
-    done = analyze('launch("k")', tool=reference)
-    assert done.returncode == 2
+    done = analyze('launch("k"); print("ran")', tool=reference)
+    assert (done.returncode, done.stdout) == (3, "ran\n")
     assert f"{tmp_path}/mine.py:{len(MINE.splitlines()) + 2}: report: TypeError" in done.stderr
+
+
+def test_a_report_that_is_no_text_is_said_and_no_old_one_stays_behind(analyze, tmp_path):
+    reference = mine(tmp_path, tool=MINE + "    def report(self, results):\n        pass\n")
+    target = tmp_path / "report"
+    target.write_text("yesterday's")
+    done = analyze('launch("k"); print("ran")', "--output", str(target), tool=reference)
+    assert (done.returncode, done.stdout) == (3, "ran\n")
+    assert done.stderr == "pasta-otel: report: mine: report() must return a string, got NoneType\n"
+    assert target.read_text() == "no report by mine: report: mine: report() must return a string, got NoneType\n"
+    done = analyze('launch("k")', "--json", tool=reference)
+    assert (done.returncode, len(json.loads(done.stdout)["results"])) == (0, 1)
+
+
+def test_a_report_with_half_a_surrogate_pair_is_written(analyze, tmp_path):
+    reference = mine(tmp_path, tool=MINE + "    def report(self, results):\n        return chr(0xD880) + 'é'\n")
+    target = tmp_path / "report"
+    assert analyze('launch("k")', "--output", str(target), tool=reference).returncode == 0
+    assert target.read_text(encoding="utf-8").endswith("\n\\ud880é\n")
+    done = analyze('launch("k")', tool=reference, PYTHONIOENCODING="ascii")
+    assert done.stdout.endswith("\n\\ud880\\xe9\n")
+
+
+def test_where_every_launch_is_dropped_by_the_tool_that_is_said(analyze, tmp_path):
+    reference = mine(tmp_path, tool=MINE.replace('return {"bytes": len(record.slot)}', "return None"))
+    done = analyze('launch("k")', tool=reference)
+    assert done.returncode == 3
+    assert "chosen by" not in done.stderr
+
+
+def test_a_block_in_which_no_pattern_fits_says_what_there_was(analyze):
+    program = """
+with pasta_otel.analyze(kernels="nix") as analysis: launch("_Z4normPf")
+print(analysis.text())
+"""
+    assert "there were norm" in analyze(program, "--json").stderr
 
 
 @pytest.mark.parametrize(
