@@ -256,11 +256,12 @@ def test_a_report_with_half_a_surrogate_pair_is_written(analyze, tmp_path):
     assert done.stdout.endswith("\n\\ud880\\xe9\n")
 
 
-def test_where_every_launch_is_dropped_by_the_tool_that_is_said(analyze, tmp_path):
-    reference = mine(tmp_path, tool=MINE.replace('return {"bytes": len(record.slot)}', "return None"))
-    done = analyze('launch("k")', tool=reference)
-    assert done.returncode == 3
-    assert "chosen by" not in done.stderr
+def test_a_reason_is_named_where_launches_left_nothing_and_none_was_skipped():
+    from pasta_otel.cli.analyze_run import why_nothing
+
+    for skipped in ({}, {"name": 0}):
+        assert why_nothing(1, 4, skipped, []) == "none of 4 launches left a result"
+    assert why_nothing(1, 4, {"name": 4, "module": 0}, []) == "none of 4 launches was chosen by --kernel"
 
 
 def test_a_block_in_which_no_pattern_fits_says_what_there_was(analyze):

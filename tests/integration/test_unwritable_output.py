@@ -77,26 +77,27 @@ def test_a_program_without_stdout_ends_in_order(command: list[str], tmp_path: Pa
     assert (done.returncode, done.stderr) == (0, "")
 
 
-GREEK = SLO.replace("name: a}", "name: a, displayName: Größe, annotations: {owner: Größe}}").replace(
-    "good_total", 'good_total{job="größe"}'
+GREEK = SLO.replace("name: a}", "name: a, displayName: Größe, annotations: {owner: Größe核}}").replace(
+    "good_total", 'good_total{job="größe核"}'
 )
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 @pytest.mark.parametrize("command", [["slo", "rules"], ["slo", "status", "--slo"], ["slo", "validate"]], ids=" ".join)
 def test_what_the_terminal_has_no_code_for_is_written_otherwise_and_the_exit_code_kept(
     command: list[str], encoding: str, tmp_path: Path
 ):
-    (file := tmp_path / "größe.yaml").write_text(GREEK, encoding="utf-8")
+    (file := tmp_path / "größe核.yaml").write_text(GREEK, encoding="utf-8")
     prometheus = ["--prometheus", "http://127.0.0.1:9"] if "status" in command else []
     environ = {**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "200"}
     words = [sys.executable, "-m", "pasta_otel", *command, str(file), *prometheus]
     done = subprocess.run(words, env=environ, capture_output=True, check=False, timeout=120)
     assert (done.returncode, b"Traceback" in done.stderr) == (3 if prometheus else 0, False), done.stderr
     if "rules" in command:
-        assert 'job="größe"' in done.stdout.decode()
+        assert 'job="größe核"' in done.stdout.decode()
     if "status" in command:
-        assert ("Größe" if encoding == "utf-8" else r"Gr\xf6\xdfe") in done.stdout.decode()
+        shown = "Größe核".encode(encoding, "backslashreplace").decode(encoding)
+        assert shown in done.stdout.decode(encoding)
 
 
 def test_a_way_of_encoding_that_the_user_chose_is_kept(tmp_path: Path):
