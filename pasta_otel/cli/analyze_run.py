@@ -290,9 +290,17 @@ def _unchosen(seen: int, skipped: Mapping[str, int], refused: Iterable[str]) -> 
 
 
 def unfinished(folder: Path) -> list[str]:
-    """Return, as a problem, which processes began to be analysed and left no result."""
-    pids = sorted(int(path.stem) for path in folder.glob("*.begun"))
-    if not pids:
-        return []
-    which = f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(map(str, pids))}"
-    return [f"no result of {which}: killed, ended by os._exit or exec, or still running"]
+    """Return, as problems, which processes began to be analysed and left no result."""
+    reasons = {
+        "begun": "killed, ended by os._exit or exec, or still running",
+        "unwritten": f"it could not be written below {folder}",
+    }
+    return [
+        f"no result of {_processes(pids)}: {reason}"
+        for suffix, reason in reasons.items()
+        if (pids := sorted(int(path.stem) for path in folder.glob(f"*.{suffix}")))
+    ]
+
+
+def _processes(pids: Sequence[int]) -> str:
+    return f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(map(str, pids))}"

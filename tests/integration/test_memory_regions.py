@@ -504,3 +504,23 @@ wait()
 show(names(analysis))
 """)
     assert shown(done) == [{"inside": 1}]
+
+
+def test_a_result_that_cannot_be_written_is_told_of_and_the_program_ends_as_it_would(run, tmp_path):
+    done = run(
+        'import resource\nmodule()\nfor _ in range(200): launch("k", 20)\nwait()\n'
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\nimport signal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nimport atexit\n",
+        *("analyze", "memory", "--output", str(tmp_path / "report.txt")),
+    )
+    assert "Traceback" not in done.stderr
+    assert "pasta-otel: no result of process" in done.stderr
+    assert "it could not be written below" in done.stderr
+
+
+def test_the_report_says_how_many_of_a_blocks_launches_were_analysed(run):
+    done = run(
+        'module()\nwith pasta_otel.analyze(count=3):\n    for _ in range(9): launch("k", 20)\n    wait()\n',
+        *("analyze", "memory", "--regions"),
+    )
+    assert "3 of 9 launches" in done.stdout

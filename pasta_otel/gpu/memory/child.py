@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +26,8 @@ AGAIN_S = 0.02
 BEGUN = ".begun"
 """Suffix of a file that a process leaves until its result is there: killed processes keep it."""
 FOLDER = str(Path(__file__).parent / "inject")
+UNWRITTEN = ".unwritten"
+"""Suffix of that file where the result could not be written: a name needs no room on the disk."""
 NOTHING: Mapping[str, Any] = {"seen": 0, "skipped": {}, "waits": 0, "unpatched": 0, "launches": []}
 """The document of a process that could not be analysed."""
 problem = ""
@@ -103,7 +107,16 @@ def _finish_on_sigterm(finish: Callable[[], None], working: Callable[[], bool]) 
 
 
 def _write(target: Path, content: Mapping[str, Any]) -> None:
-    part = target.with_suffix(".part")
-    part.write_text(json.dumps(content), encoding="utf-8")
-    part.replace(target)
-    target.with_suffix(BEGUN).unlink(missing_ok=True)
+    part, begun = target.with_suffix(".part"), target.with_suffix(BEGUN)
+    try:
+        part.write_text(json.dumps(content), encoding="utf-8")
+        part.replace(target)
+        begun.unlink(missing_ok=True)
+    except (
+        OSError
+    ) as error:  # a full disk, or the command has ended, and the folder with it: the program's end stays its own
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+            begun.replace(target.with_suffix(UNWRITTEN))
+        if sys.stderr is not None:
+            sys.stderr.write(f"pasta-otel: no result of process {os.getpid()}: {error.strerror}: {target.parent}\n")

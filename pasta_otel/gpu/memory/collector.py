@@ -443,6 +443,8 @@ class Collector:
 
     def _refusal(self, context: Context, number: int, name: str, module: str, nodes: int = 0) -> str:
         reason = self._blocks.refusal(number, name, module, nodes) if self.active else "inactive"
+        if reason in ("sample", "count"):
+            self._chooser.of_name[name] += 1  # a block's patterns fit, as ours do
         if reason:
             return reason
         reason = "context" if context.refused else self._chooser.refusal(name, module)
