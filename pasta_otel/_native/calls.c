@@ -333,8 +333,10 @@ static atomic_ullong *place_of(const void *stream) {
 
 int pasta_idle(const void *stream, uint64_t since) { return atomic_load(place_of(stream)) <= since; }
 
-/* Under the lock of the stream's context. */
-static void begins(const void *stream) { atomic_store(place_of(stream), atomic_fetch_add(&begun, 1) + 1); }
+static void begins(const void *stream) {
+  unsigned long long now = atomic_fetch_add(&begun, 1) + 1, last = atomic_load(place_of(stream));
+  while (last < now && !atomic_compare_exchange_weak(place_of(stream), &last, now)) continue;
+}
 
 int pasta_exchange_mode(int mode) { return driver.exchange_mode && !driver.exchange_mode(&mode) ? mode : -1; }
 

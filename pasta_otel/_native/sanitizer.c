@@ -13,6 +13,7 @@ static char driver_file[4096];
 
 static PyObject *python;            /* is called with (id, address of the data) */
 static unsigned long long main_thread;
+static __thread int depth;       /* of calls into the analysis, one inside the other */
 static __thread PyObject *later; /* an exception for the program, from within one of its calls into the driver */
 
 static int raise_it(void *exception) {
@@ -53,7 +54,9 @@ static void call_python(void *user, int domain, uint32_t id, const void *data) {
   int must_end = id == PASTA_LAUNCH_LEAVE || id == PASTA_GRAPH_LEAVE;
   for (int tries = 0; tries < 4 && Py_MakePendingCalls(); tries++) keep(); /* handlers of signals: now, not in our Python */
   for (int tries = 0; tries < 4; tries++) {
+    depth++;
     PyObject *done = PyObject_CallFunction(python, "IK", id, (unsigned long long)(uintptr_t)data);
+    depth--;
     Py_XDECREF(done);
     if (done) break;
     keep(); /* a handler's again, at the first line: what is called raises nothing itself */
@@ -62,6 +65,19 @@ static void call_python(void *user, int domain, uint32_t id, const void *data) {
   PyErr_Restore(type, value, trace);
   deliver();
   PyGILState_Release(state);
+}
+
+static PyObject *inside(PyObject *self, PyObject *work) {
+  (void)self;
+  depth++;
+  PyObject *done = PyObject_CallNoArgs(work);
+  depth--;
+  return done;
+}
+
+static PyObject *how_deep(PyObject *self, PyObject *nothing) {
+  (void)self, (void)nothing;
+  return PyLong_FromLong(depth);
 }
 
 static PyObject *raise_later(PyObject *self, PyObject *exception) {
@@ -286,6 +302,8 @@ static PyMethodDef methods[] = {
     {"exchange_mode", exchange_mode, METH_O, "Set this thread's CUstreamCaptureMode; returns the former, -1 = unknown."},
     {"reserve", reserve, METH_O, "Give the graph that is being entered slots, each for one GPU kernel."},
     {"nodes", nodes, METH_NOARGS, "Return the GPU kernels of the graph that is being left."},
+    {"inside", inside, METH_O, "Call something as a part of the analysis, which depth() counts."},
+    {"depth", how_deep, METH_NOARGS, "Return how many calls into the analysis this thread is in, one inside the other."},
     {"raise_later", raise_later, METH_O, "Raise this in the program, once its call into the driver is over."},
     {"memory", memory, METH_NOARGS, "Return what was allocated and freed since the last call: (freed, address, size)."},
     {"notes", notes, METH_NOARGS, "Return what happened since the last call: (kind, context, value, entered, call)."},

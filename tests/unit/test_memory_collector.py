@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_otel.errors import InputError
+from pasta_otel.errors import InputError, StateError
 from pasta_otel.gpu.classes import spellings
 from pasta_otel.gpu.memory.callers import Caller
 from pasta_otel.gpu.memory.collector import LEAST_SLABS, MOST_SLOTS, Collector
@@ -65,6 +65,16 @@ class FakeDevice:
         self.limit = None
         self.raised = []
         self.begun, self.last = 0, {}
+
+    def inside(self, work):
+        self.given.depth = self.depth() + 1
+        try:
+            work()
+        finally:
+            self.given.depth -= 1
+
+    def depth(self):
+        return getattr(self.given, "depth", 0)
 
     def noted(self):
         return bool(self.happened)
@@ -161,7 +171,7 @@ class Program:
         self.device.happened.append(Note(kind, CONTEXT, value, entered, call))
 
     def call(self, call, data):
-        self.collector.on_call(call, ctypes.addressof(data))
+        self.device.inside(lambda: self.collector.on_call(call, ctypes.addressof(data)))
 
     def launch(self, value, stream=1, name="k", *, ends=True, runs=True, between=lambda: None):
         """Launch a GPU kernel that adds a value to its slot's first word."""
@@ -590,7 +600,7 @@ def test_what_another_thread_has_not_read_at_the_end_is_counted_as_late(monkeypa
     thread.join()
 
 
-def test_ctrl_c_while_a_graph_is_left_keeps_no_slot():
+def test_ctrl_c_while_a_graph_is_left_keeps_no_slot_and_loses_no_gpu_kernel():
     program = Program(Selection(device_bytes=4 * SLAB_BYTES))
     who = program.collector._who
     program.collector._who = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
@@ -600,8 +610,113 @@ def test_ctrl_c_while_a_graph_is_left_keeps_no_slot():
     for value in range(1, 11):
         program.launch(value)
     program.synchronize()
-    assert program.values == list(range(1, 11))
+    assert program.values == [3] * 4 + list(range(1, 11))
     assert len(program.device.raised) == 4
+
+
+@pytest.mark.parametrize("where", ["taken", "delivered"])
+def test_a_signal_while_a_result_is_taken_or_delivered_keeps_nobody_waiting(where):
+    program = Program()
+    for value in (5, 6, 7):
+        program.launch(value, stream=value)
+    reader, deliver, signals = program.collector._reader, program.collector._deliver, [KeyboardInterrupt()]
+
+    def interrupted(*arguments):
+        if signals:
+            raise signals.pop()
+        return deliver(*arguments)
+
+    if where == "delivered":
+        program.collector._deliver = interrupted
+    else:
+        program.collector._tool.decode = lambda record, decode=program.tool.decode: (
+            interrupted() if signals else decode(record)
+        )
+    program.note(NoteKind.CONTEXT_SYNCHRONIZED)
+    with pytest.raises(KeyboardInterrupt):
+        program.collector.settle()
+    assert not reader.mine
+    in_a_thread(program.collector.settle)
+    assert sorted(program.values) == [5, 6, 7]
+    assert not program.collector.skipped
+
+
+def test_what_a_thread_left_when_a_signal_came_is_taken_up_at_its_next_call():
+    program = Program()
+    program.launch(5, stream=1)
+    program.launch(6, stream=2)
+    reader, end = program.collector._reader, program.collector._reader._end
+
+    def interrupted(*_):
+        reader._end = end
+        raise KeyboardInterrupt
+
+    reader._end = interrupted
+    program.note(NoteKind.CONTEXT_SYNCHRONIZED)
+    with pytest.raises(KeyboardInterrupt):
+        program.collector.settle()
+    assert reader.mine
+    program.launch(7, stream=3)
+    assert not reader.mine
+    program.collector.finish()
+    assert sorted(program.values) == [5, 6, 7]
+
+
+def test_a_slab_that_could_not_be_read_is_never_used_again():
+    program, read = Program(Selection(device_bytes=4 * SLAB_BYTES)), None
+
+    def fails(*_):
+        raise StateError("sanitizerMemcpyDeviceToHost: invalid parameter")
+
+    read, program.device.read = program.device.read, fails
+    program.launch(5, stream=1)
+    program.synchronize()
+    program.device.read = read
+    program.launch(7, stream=2)
+    program.device.run(2)
+    program.device.run(1)  # counts into its slab now
+    program.collector.finish()
+    assert program.values == [7]
+    assert program.collector.skipped == {"unreadable": 1}
+
+
+def test_a_context_that_turns_out_to_be_refused_while_a_launch_is_open_keeps_that_launch():
+    program = Program()
+    program.launch(
+        5,
+        between=lambda: in_a_thread(
+            lambda: (program.note(NoteKind.CONTEXT_REFUSED, 1, "sanitizerAddPatchesFromFile"), program.launch(6))
+        ),
+    )
+    program.collector.finish()
+    assert program.values == [5]
+    assert program.collector.skipped == {"context": 1}
+
+
+def test_a_stream_is_destroyed_without_waiting_for_a_thread_that_has_yet_to_read_it():
+    program = Program()
+    reading, go, read, places = threading.Event(), threading.Event(), program.device.read, []
+
+    def slow(*place):
+        places.append(place[2])
+        if place[2] == 1:
+            reading.set()
+            go.wait()
+        return read(*place)
+
+    program.device.read = slow
+    program.launch(5, stream=1)
+    program.launch(6, stream=2)
+    program.note(NoteKind.CONTEXT_SYNCHRONIZED)
+    asker = threading.Thread(target=program.collector.settle)
+    asker.start()
+    reading.wait()
+    program.call(Call.STREAM_GOES, CallData(context=CONTEXT, stream=2))
+    assert places == [1, 2]
+    go.set()
+    asker.join()
+    assert places == [1, 2]
+    assert sorted(program.values) == [5, 6]
 
 
 def test_a_signal_while_results_are_read_loses_none_and_reaches_the_program():

@@ -20,11 +20,15 @@ class Limit:
         deeper()
 
 
+class Inherited(Limit):
+    """Has it from its base."""
+
+
 def deeper():
     raise TimeoutError
 
 
-def function(_number, _frame):
+def function(*_):
     deeper()
 
 
@@ -35,7 +39,10 @@ def handled():
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("handler", [function, Limit().method, Limit(), lambda _number, _frame: deeper()])
+@pytest.mark.parametrize(
+    "handler",
+    [function, Limit().method, Limit(), Inherited(), partial(partial(function), 1), lambda _number, _frame: deeper()],
+)
 def test_an_exception_of_a_handler_is_the_programs(handled, handler):
     handled(handler)
     with pytest.raises(TimeoutError) as caught:

@@ -117,7 +117,6 @@ class Collector:
         self._reader = Reader(device, self._lock, tool.slot_bytes, self._decode, self._unreadable)
         self._synchronized: dict[tuple[int, int | None], int] = {}
         """Streams that were synchronised and not read since; when that was (``Note.entered``)."""
-        self._working: set[int] = set()
         self._held: dict[int, tuple[Slab, int]] = {}
         self._graphs = Graphs()
         self._slab_count = 0
@@ -141,9 +140,10 @@ class Collector:
             call: A ``Call``.
             data: Address of its ``CallData``.
         """
-        if self._lock.mine:
-            return  # a collection of garbage between two lines of ours, which destroys a stream, say
-        outermost = self._begin_work()
+        if self._lock.mine:  # a collection of garbage between two lines of ours
+            if call == Call.STREAM_GOES:
+                self._bury(CallData.from_address(data).stream)
+            return
         try:
             self._dispatch(call, data)
         except BaseException as error:  # noqa: BLE001 - raised into a C caller it would be printed and lost
@@ -151,26 +151,22 @@ class Collector:
                 self._device.raise_later(error)
             else:
                 self._report(f"{type(error).__name__}: {error}")
-        finally:
-            self._working -= outermost
-
-    def _begin_work(self) -> set[int]:
-        outermost = {threading.get_ident()} - self._working
-        self._working |= outermost
-        return outermost
 
     @property
     def working(self) -> bool:
         """Return whether the calling thread is in the middle of our work (a handler of a signal asks)."""
-        return threading.get_ident() in self._working
+        return self._device.depth() > 0
 
     def _dispatch(self, call: int, data: int) -> None:
+        outermost = self._device.depth() == 1
+        if outermost and self._reader.mine:
+            self._reader.recover()
         if call == Call.LAUNCH_LEAVE:
             self._leave(CallData.from_address(data))
         elif call == Call.GRAPH_LEAVE:
             self._leave_graph(CallData.from_address(data))
         else:
-            if self._device.noted() and not self._reader.mine:
+            if outermost and self._device.noted():
                 self._reader.read(partial(self._choose_settled, asked=False))
             if call == Call.LAUNCH_ENTER:
                 self._enter(CallData.from_address(data))
@@ -184,14 +180,13 @@ class Collector:
 
         It waits for streams that were given more work since, and for other threads that read (so long at most).
         """
-        if self._lock.mine or self._reader.mine:
-            return  # inside our own work: a handler of a signal, or a tool
-        outermost = self._begin_work()
-        try:
-            self._reader.read(partial(self._choose_settled, asked=True))
-            self._reader.wait(timeout_s)
-        finally:
-            self._working -= outermost
+        if not self.working:  # else a tool asks, or a handler of a signal
+            self._device.inside(partial(self._settle, timeout_s))
+
+    def _settle(self, timeout_s: float) -> None:
+        self._reader.recover()
+        self._reader.read(partial(self._choose_settled, asked=True))
+        self._reader.wait(timeout_s)
 
     def _choose_settled(self, batch: Batch, *, asked: bool) -> None:
         """Choose the slabs of synchronised streams; unless somebody asks, those that we need not wait for."""
@@ -216,7 +211,7 @@ class Collector:
             for slab in context.unread:
                 self._synchronized[note.context, slab.stream] = note.entered
         elif note.kind == NoteKind.STREAM_GONE:
-            self._bury(note.context, note.value)
+            self._bury(note.value)
         elif note.kind == NoteKind.CONTEXT_GONE:
             self._gone(note.context)
         else:
@@ -226,7 +221,7 @@ class Collector:
         """Read what streams hold that are about to be destroyed, also where another thread is at it."""
 
         def choose(batch: Batch) -> None:
-            self._reader.take_back(streams, batch)
+            batch += self._reader.take_back(streams)
             self._choose(batch, list(self._contexts), streams)
 
         self._reader.read(choose)
@@ -237,13 +232,15 @@ class Collector:
         for slab in context.unread:
             self._forget(slab)
 
-    def _bury(self, handle: int, stream: int) -> None:
-        """Give up slabs whose stream is gone unread: they can neither be read nor used again."""
-        context = self._contexts.get(handle, Context())
-        self._synchronized.pop((handle, stream), None)
-        for slab in [slab for slab in context.unread if slab.stream == stream]:
-            context.drop(slab)
+    def _bury(self, stream: int | None) -> None:
+        """Give up slabs whose stream is gone unread: they can neither be read nor used again; under the lock."""
+        for context, slab in self._reader.take_back({stream}):
+            context.reading.remove(slab)
             self._forget(slab)
+        for context in list(self._contexts.values()):
+            for slab in [slab for slab in context.unread if slab.stream == stream]:
+                context.drop(slab)
+                self._forget(slab)
 
     def _forget(self, slab: Slab) -> None:
         self._reader.kept.append(slab.sources)
@@ -253,7 +250,7 @@ class Collector:
 
     def _patched(self, note: Note) -> None:
         if note.kind == NoteKind.CONTEXT_REFUSED:
-            self._contexts[note.context] = Context(refused=True)
+            self._contexts.setdefault(note.context, Context()).refused = True
             self._report(f"this GPU cannot be analysed: {note.call}: {meaning(note.value)}")
         elif note.kind == NoteKind.MODULE_REFUSED:
             self.skipped["module"] += 1
@@ -270,14 +267,15 @@ class Collector:
         context, name = self._context(data), data.kernel
         asks = self._chooser.asks_for_modules or self._blocks.asks_for_modules
         launcher = self._who() if asks and self.active else None
-        with self._lock:
-            self.seen += 1
-            number = self.seen
-            reason = self._refusal(context, number, name, launcher.module if launcher else "")
-            if reason:
-                self.skipped[reason] += 1
-                return
+        number = 0
         try:
+            with self._lock:
+                self.seen += 1
+                number = self.seen
+                reason = self._refusal(context, number, name, launcher.module if launcher else "")
+                if reason:
+                    self.skipped[reason] += 1
+                    return
             if self._claim(context, data, self._hold) is None:
                 self._lose("device_memory", number)
                 return
@@ -295,7 +293,8 @@ class Collector:
             self._lose("header" if isinstance(error, InputError) else "slot", number)
             self._report(f"a launch cannot be analysed: {error}")
         except BaseException:
-            self._lose("slot", number)  # the slot stays open until this launch's end, or the thread's next one
+            if number:
+                self._lose("slot", number)  # the slot stays open until this launch's end, or the thread's next one
             raise
 
     def _hold(self, held: tuple[Slab, int]) -> None:
@@ -374,20 +373,34 @@ class Collector:
     def _leave_graph(self, data: CallData) -> None:
         """Note what a graph launched: the nodes of one GPU kernel share a record."""
         reserved = self._graphs.here
+        if reserved is None:
+            return
+        raised: BaseException | None = None
         try:
-            nodes = self._device.nodes()
+            nodes, launcher = self._device.nodes(), NOBODY
             self._graphs.end(nodes)
-            context = self._context(data)
-            launcher = self._who() if nodes and self.active else NOBODY
+            try:
+                launcher = self._who() if nodes and self.active else NOBODY
+            except BaseException as error:  # noqa: BLE001 - a handler of a signal: the nodes are told of all the same
+                raised = error
             for node in nodes:
-                reason, number = self._choose_node(node, context, launcher.module)
-                if not reason:
-                    stream = self._number(context, data)
-                    self._place(data, node, reserved, LaunchInfo(*node[1:4], stream, launcher, node.nodes, number))
+                try:
+                    self._leave_node(data, node, reserved, launcher)
+                except BaseException as error:  # noqa: BLE001 - as above
+                    raised = raised or error
         finally:
             with self._lock:
-                for slab, _ in reserved.slots:
-                    slab.open -= 1
+                while reserved.slots:
+                    reserved.slots.pop()[0].open -= 1
+        if raised is not None:
+            raise raised
+
+    def _leave_node(self, data: CallData, node: Node, reserved: Reserved, launcher: Caller) -> None:
+        context = self._context(data)
+        reason, number = self._choose_node(node, context, launcher.module)
+        if not reason:
+            stream = self._number(context, data)
+            self._place(data, node, reserved, LaunchInfo(*node[1:4], stream, launcher, node.nodes, number))
 
     def _choose_node(self, node: Node, context: Context, module: str) -> tuple[str, int]:
         with self._lock:
@@ -490,7 +503,7 @@ class Collector:
                     context.slabs += 1
                     self._slab_count += 1
                     return Slab(self._slab_count - 1)
-            if not self._reader.read(partial(self._choose_oldest, context)):
+            if not self._reader.read(partial(self._choose_oldest, context)) and not context.free:
                 return None  # each is being filled, or has a launch that is not yet in its stream
 
     def _choose_oldest(self, context: Context, batch: Batch) -> None:
@@ -538,13 +551,10 @@ class Collector:
 
         What other threads have still not read after ``FINISH_S`` is counted as ``late``.
         """
-        outermost = self._begin_work()
-        try:
-            self._finish()
-        finally:
-            self._working -= outermost
+        self._device.inside(self._finish)
 
     def _finish(self) -> None:
+        self._reader.recover()
         self._reader.read(partial(self._choose_settled, asked=True))
         with self._lock:
             for context in list(self._contexts.values()):

@@ -9,6 +9,7 @@ from types import ModuleType
 from pasta_otel.gpu.memory.callers import calling_line
 from pasta_otel.gpu.memory.follow_cupy import FollowCupy
 from pasta_otel.gpu.memory.follow_torch import FollowTorch
+from pasta_otel.gpu.memory.handlers import from_a_handler
 from pasta_otel.gpu.memory.layers import TORCH, Layers
 from pasta_otel.gpu.memory.tensors import Tensors
 from pasta_otel.gpu.torch.imports import ImportWatch
@@ -55,7 +56,9 @@ def _once_there(name: str, modules: dict[str, ModuleType], start: Callable[[], o
     def imported() -> None:
         try:
             start()
-        except Exception as error:  # noqa: BLE001 - the program's import goes on
+        except Exception as error:  # the program's import goes on
+            if from_a_handler(error):
+                raise
             layers.report(error)
 
     if name in modules:

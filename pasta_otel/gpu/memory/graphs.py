@@ -52,9 +52,9 @@ class Graphs:
         return reserved
 
     @property
-    def here(self) -> Reserved:
-        """Return what this thread's launch was given."""
-        return self._launching.get(threading.get_ident()) or Reserved(0, 0)
+    def here(self) -> Reserved | None:
+        """Return what this thread's launch was given; None = it is none of a graph."""
+        return self._launching.get(threading.get_ident())
 
     def end(self, nodes: Sequence[Node]) -> None:
         """End this thread's launch.

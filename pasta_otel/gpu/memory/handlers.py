@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from types import CodeType, TracebackType
 from typing import Any
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    method = vars(type(handler)).get("__call__")  # of an object that is called
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    method = type(handler).__call__ if callable(handler) else None  # of an object that is called
     codes = (getattr(one, "__code__", None) for one in (handler, getattr(handler, "__func__", None), method))
     return next((code for code in codes if isinstance(code, CodeType)), None)
 

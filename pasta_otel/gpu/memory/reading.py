@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Container
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from pasta_otel.errors import PastaError
@@ -18,7 +19,15 @@ from pasta_otel.gpu.memory.tool import LaunchInfo, Record
 
 LEAST_READ = 8
 """Bytes."""
-Batch: TypeAlias = "list[tuple[Context, Slab]]"
+Batch: TypeAlias = list[tuple[Context, Slab]]
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A record that a thread decodes."""
+
+    record: Record
+    delivered: bool = False
 
 
 class Reader:
@@ -45,7 +54,7 @@ class Reader:
         self._changed = threading.Condition(lock)
         self._batches: dict[int, list[Batch]] = {}
         self._records: deque[Record] = deque()
-        self._decoding: dict[int, Record] = {}
+        self._decoding: dict[int, _Job] = {}
         self.kept: list[list[bytes]] = []
         """What may still be on its way to the device, of slabs that are gone."""
 
@@ -61,37 +70,55 @@ class Reader:
         Args:
             choose: Puts what it takes from contexts into the batch, by ``take``; is called under the lock.
         """
-        batch: Batch = []
-        batches = self._batches.setdefault(threading.get_ident(), [])
+        me, batch = threading.get_ident(), Batch()
+        found = False
         try:
-            batches.append(batch)
             with self._lock:
+                self._batches.setdefault(me, []).append(batch)
                 choose(batch)
-            found = bool(batch)
+                found = bool(batch)
             while batch:
                 self._read(*batch[0], batch)
         finally:  # a handler of a signal may have raised: the rest is read some other time
-            with self._lock:
-                for context, slab in batch:
-                    context.put_back(slab)
-                batches.pop()
-                if not batches:
-                    self._batches.pop(threading.get_ident(), None)
-                self._changed.notify_all()
+            self._end(me, batch)
         self.decode()
         return found
 
+    def recover(self) -> None:
+        """Give back what this thread left when a handler of a signal raised; it is neither reading nor decoding now."""
+        me = threading.get_ident()
+        for batch in list(self._batches.get(me, ())):
+            self._end(me, batch)
+        self._leave_job(me)
+
+    def _end(self, me: int, batch: Batch) -> None:
+        with self._lock:
+            for context, slab in batch:
+                context.put_back(slab)
+            others = [other for other in self._batches.get(me, ()) if other is not batch]
+            if others:
+                self._batches[me] = others
+            else:
+                self._batches.pop(me, None)
+            self._changed.notify_all()
+
     def take(self, context: Context, slab: Slab, batch: Batch) -> None:
         """Put a slab into a batch, so that nobody else reads or fills it; under the lock."""
+        if slab not in context.unread:
+            return  # a collection of garbage has just destroyed its stream
         batch.append((context, slab))
         context.begin_reading(slab)
 
-    def take_back(self, streams: Container[int | None], batch: Batch) -> None:
-        """Put slabs of some streams, that this thread is about to read further out, into this batch; under the lock."""
-        for outer in self._batches[threading.get_ident()]:
-            if outer is not batch:
-                batch += [item for item in outer[1:] if item[1].stream in streams]
-                outer[1:] = [item for item in outer[1:] if item[1].stream not in streams]
+    def take_back(self, streams: Container[int | None]) -> Batch:
+        """Return slabs of some streams that are to be read but not yet, by any thread; that is left to the caller now.
+
+        The first slab of a batch is being read. Under the lock.
+        """
+        taken = Batch()
+        for batch in (batch for batches in self._batches.values() for batch in batches):
+            taken += [item for item in batch[1:] if item[1].stream in streams]
+            batch[1:] = [item for item in batch[1:] if item[1].stream not in streams]
+        return taken
 
     def _read(self, context: Context, slab: Slab, batch: Batch) -> None:
         """Copy a slab's results once its stream has passed; only then may another stream have it.
@@ -113,14 +140,14 @@ class Reader:
         with self._lock:
             if problem is not None:
                 self._unreadable(slab, problem)
-            else:
-                self._records += records
+            self._records += records if problem is None else []
             slab.pending = []
             if raw:  # else no launch began, but tables may be on their way
                 slab.sources = []
             del batch[0]
             context.reading.remove(slab)
-            if not context.give_back(slab, allocated=bool(address)):
+            # one that could not be read may still be counted into
+            if problem is not None or not context.give_back(slab, allocated=bool(address)):
                 self.kept.append(slab.sources)
             self._changed.notify_all()
 
@@ -129,22 +156,30 @@ class Reader:
         me = threading.get_ident()
         if me in self._decoding:
             return  # a tool's decode has us read: its caller goes on with the rest
-        while True:
-            with self._lock:
-                if not self._records:
-                    return
-                record = self._decoding[me] = self._records.popleft()
-            try:
-                done = self._decode(record)
-            except BaseException:
-                with self._lock:
-                    self._records.appendleft(record)
-                    self._decoding.pop(me)
-                raise
-            with self._lock:
-                done()
-                self._decoding.pop(me)
-                self._changed.notify_all()
+        try:
+            while self._decode_next(me):
+                pass
+        finally:
+            self._leave_job(me)
+
+    def _leave_job(self, me: int) -> None:
+        with self._lock:
+            left = self._decoding.pop(me, None)
+            if left is not None and not left.delivered:  # a handler of a signal has raised
+                self._records.appendleft(left.record)
+            self._changed.notify_all()
+
+    def _decode_next(self, me: int) -> bool:
+        with self._lock:
+            if not self._records:
+                return False
+            job = self._decoding[me] = _Job(self._records.popleft())
+        done = self._decode(job.record)
+        with self._lock:
+            done()
+            job.delivered = True
+            self._changed.notify_all()
+        return True
 
     def wait_until_read(self, streams: Container[int | None], timeout_s: float) -> None:
         """Wait for other threads that read slabs of some streams now."""
@@ -161,14 +196,16 @@ class Reader:
         self.decode()
         with self._lock:
             me = threading.get_ident()
-            now = {id(record) for thread, record in self._decoding.items() if thread != me}
-            self._changed.wait_for(lambda: now.isdisjoint(map(id, self._decoding.values())), timeout_s)
+            jobs = [job for thread, job in self._decoding.items() if thread != me]
+            self._changed.wait_for(
+                lambda: all(job.delivered for job in jobs if job in self._decoding.values()), timeout_s
+            )
 
     def late(self) -> list[LaunchInfo]:
         """Return the launches that other threads read or decode now."""
         with self._lock:
             slabs = self._others(threading.get_ident())
-            records = [*self._records, *self._decoding.values()]
+            records = [*self._records, *(job.record for job in self._decoding.values() if not job.delivered)]
             return [
                 *(launch for slab in slabs for launch in slab.pending if launch is not None),
                 *(record.launch for record in records),

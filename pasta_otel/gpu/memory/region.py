@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pasta_otel.errors import MissingError, PastaError, StateError
 from pasta_otel.gpu.memory import child
 from pasta_otel.gpu.memory.blocks import Part
+from pasta_otel.gpu.memory.handlers import from_a_handler
 from pasta_otel.gpu.memory.library import DRIVER
 from pasta_otel.gpu.memory.selection import Selection
 from pasta_otel.gpu.memory.tool import Tool
@@ -70,7 +71,9 @@ class Analysis:
             self._problem = " ".join(str(error).split())
         except ImportError as error:
             self._problem = f"{error.name} is not installed; pip install 'pasta-otel[gpu]'"
-        except Exception as error:  # noqa: BLE001 - the program's block runs
+        except Exception as error:  # the program's block runs
+            if from_a_handler(error):
+                raise
             self._problem = " ".join(f"{type(error).__name__}: {error}".split())
         self._entered.append((threading.get_ident(), opened))
         return self
@@ -81,8 +84,11 @@ class Analysis:
         """End; exceptions of the block pass."""
         del kind, error, trace
         me = threading.get_ident()
-        own = [at for at, (thread, _) in enumerate(self._entered) if thread == me]
-        _, opened = self._entered.pop(own[-1] if own else -1)  # a block may be left by another thread than entered it
+        with _starting:
+            own = [at for at, (thread, _) in enumerate(self._entered) if thread == me]
+            _, opened = self._entered.pop(
+                own[-1] if own else -1
+            )  # a block may be left by another thread than entered it
         if opened is not None:
             opened.close(self._part)
 

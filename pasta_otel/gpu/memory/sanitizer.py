@@ -242,6 +242,14 @@ class Sanitizer:
         """
         self._receiver.raise_later(error)
 
+    def inside(self, work: Callable[[], None]) -> None:
+        """Do something as a part of the analysis: ``depth`` counts it, whatever a handler of a signal raises there."""
+        self._receiver.inside(work)
+
+    def depth(self) -> int:
+        """Return how many calls into the analysis this thread is in, one inside the other."""
+        return int(self._receiver.depth())
+
     def deafen(self) -> None:
         """Have no more callbacks in this process, which was forked: the subscription is its parent's."""
         if self._listening:

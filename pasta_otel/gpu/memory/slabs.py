@@ -14,6 +14,12 @@ from pasta_otel.gpu.memory.tool import LaunchInfo
 class Device(Protocol):
     """What the collector asks of the Sanitizer API."""
 
+    def inside(self, work: Callable[[], None], /) -> None:
+        """Do something as a part of the analysis."""
+
+    def depth(self) -> int:
+        """Return how many calls into the analysis this thread is in, one inside the other."""
+
     def noted(self) -> bool:
         """Return whether there are notes."""
 
