@@ -13,8 +13,8 @@ FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 LIMITED = [] if FREE_THREADED else [("Py_LIMITED_API", "0x030B0000")]
 
 # Without a compiler the package is built as pure Python (and tagged so): all of it but GPU kernel capture and memory
-# analysis works. A compiler that fails is an error, and PASTA_NATIVE=require makes a missing one an error too: releases
-# set it.
+# analysis works, and the end by SIGTERM waits for C calls. A compiler that fails is an error, and PASTA_NATIVE=require
+# makes a missing one an error too: releases set it.
 COMPILER = os.environ.get("CC", sysconfig.get_config_var("CC") or "cc").split()[0]
 HEADERS = Path(sysconfig.get_path("include")) / "Python.h"
 NATIVE = os.environ.get("PASTA_NATIVE") == "require" or bool(shutil.which(COMPILER) and HEADERS.exists())
@@ -56,14 +56,16 @@ class BuildWithProbes(build_py):
             sys.path.pop(0)
 
 
-def extension(name: str, sources: tuple[str, ...], headers: tuple[str, ...] = ()) -> Extension:
+def extension(
+    name: str, sources: tuple[str, ...], headers: tuple[str, ...] = (), package: str = "_native"
+) -> Extension:
     return Extension(
-        f"pasta_otel._native.{name}",
-        sources=[f"pasta_otel/_native/{source}.c" for source in sources],
-        depends=[f"pasta_otel/_native/{header}.h" for header in headers],
+        f"pasta_otel.{package}.{name}",
+        sources=[f"pasta_otel/{package}/{source}.c" for source in sources],
+        depends=[f"pasta_otel/{package}/{header}.h" for header in headers],
         define_macros=[*LIMITED, ("_GNU_SOURCE", "1")],
         extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-cast-function-type"],
-        libraries=["dl", "pthread"],
+        libraries=["dl", "pthread", "rt"],
         py_limited_api=not FREE_THREADED,
         optional=False,
     )
@@ -74,6 +76,7 @@ setup(
     ext_modules=[
         extension("_cupti", ("module", "rows", "decode", "live"), ("rows", "decode", "live")),
         extension("_sanitizer", ("sanitizer", "calls", "patches", "notes"), ("calls", "patches", "notes")),
+        extension("_deadline", ("_deadline",), package="termination"),
     ]
     if NATIVE
     else [],

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
-from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 from opentelemetry.instrumentation.auto_instrumentation import _load
+
+from pasta_otel.termination import at_sigterm
 
 _log = logging.getLogger(__name__)
 _loader: Any = _load  # what opentelemetry-instrument itself calls; untyped and private, and there is no other way
@@ -42,7 +40,8 @@ def _start() -> None:
     if not PastaInstrumentor().is_instrumented_by_opentelemetry:  # else opentelemetry-instrument was here before us
         _load_others(disabled)
     if not ours_disabled:
-        drain_on_sigterm(instrument(set_up=True).drain)
+        drain = instrument(set_up=True).drain  # its time counts twice: for the provider's spans, and for ours
+        at_sigterm(lambda seconds: drain(seconds / 2), DRAIN_TIMEOUT_S)
 
 
 def _load_others(disabled: str) -> None:
@@ -60,31 +59,3 @@ def _load_others(disabled: str) -> None:
             os.environ[DISABLED] = disabled
         else:
             del os.environ[DISABLED]
-
-
-def drain_on_sigterm(drain: Callable[[float], None], timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-    """Send what is queued before SIGTERM ends a program that has no handler; it still ends by the signal.
-
-    Servers that do have one (uvicorn) raise the signal again for the handler that was there before them: this one.
-
-    Args:
-        drain: Gets the time that it may take, in seconds.
-        timeout_s: Longest delay of the end.
-    """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        return
-
-    def terminate(number: int, frame: FrameType | None) -> None:
-        del frame
-        signal.signal(number, signal.SIG_DFL)
-        # in a thread of its own: the signal may have interrupted somebody who holds a lock that draining needs
-        worker = threading.Thread(target=drain, args=(timeout_s / 2,), daemon=True)
-        worker.start()
-        worker.join(timeout_s)
-        os.kill(os.getpid(), number)
-
-    signal.signal(signal.SIGTERM, terminate)
-
-
-def _disabled() -> set[str]:
-    return {name.strip() for name in os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "").split(",")}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import httpx
@@ -166,6 +168,21 @@ def test_a_program_with_its_own_provider_keeps_it(tmp_path, words):
 )
 def test_the_exit_code_is_the_programs_own(words, code):
     assert run([*RUN, *words])[0] == code
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("pasta_otel.termination._deadline") is None, reason="built without a C compiler"
+)
+def test_sigterm_ends_a_program_that_is_in_a_c_call_for_ever():
+    process = start([*RUN, sys.executable, "-c", "print('up', flush=True); sum(range(10**12))"])
+    assert process.stdout.readline() == "up\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == -signal.SIGTERM
 
 
 def test_a_module_and_its_arguments(tmp_path):

@@ -45,8 +45,9 @@ def test_the_wheels_only_top_level_package_is_pasta_otel(wheel: Path) -> None:
 
 def test_the_wheel_holds_the_native_extension_where_there_is_a_compiler(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    built = any(name.startswith("pasta_otel/_native/_cupti") and name.endswith(".so") for name in names)
-    assert built == ("abi3" in wheel.name), "the wheel's tag and its content disagree"
+    for extension in ("_native/_cupti", "_native/_sanitizer", "termination/_deadline"):
+        built = any(name.startswith(f"pasta_otel/{extension}") and name.endswith(".so") for name in names)
+        assert built == ("abi3" in wheel.name), "the wheel's tag and its content disagree"
     if not built:
         assert os.environ.get("CI") != "true", "CI builds the wheel with the extension"
         pytest.skip("no C compiler or Python.h on this machine")
