@@ -351,6 +351,7 @@ class Evidence:
         effect: Effect size; which one is said by the metric's documentation (Cliff's delta in -1..1, or a ratio shift).
         n: Observations in the burning window.
         links: Spans that show it.
+        name: Whose value it is: a span's name, ``caller -> callee`` or a module's path; empty for a whole service.
     """
 
     family: str
@@ -360,6 +361,7 @@ class Evidence:
     effect: float
     n: int
     links: tuple[SpanRef, ...] = ()
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

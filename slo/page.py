@@ -155,7 +155,13 @@ def _causes(state: State) -> str:
 
 
 def _evidence(evidence: Iterable[dict[str, Any]]) -> str:
-    return "; ".join(f"{e['metric']} {e['before']:.3g} to {e['after']:.3g} (n={e['n']})" for e in evidence)
+    return "; ".join(f"{metric_words(e)} {e['before']:.3g} to {e['after']:.3g} (n={e['n']})" for e in evidence)
+
+
+def metric_words(evidence: dict[str, Any]) -> str:
+    """Return what a piece of evidence compares, and of whom."""
+    name = evidence.get("name")  # a server of an earlier version gives none
+    return f"{evidence['metric']} of {name}" if name else str(evidence["metric"])
 
 
 def _people(annotations: dict[str, str]) -> str:

@@ -115,6 +115,7 @@ def _evidence(evidence: Evidence) -> dict[str, Any]:
     return {
         "family": evidence.family,
         "metric": evidence.metric,
+        "name": evidence.name,
         "before": evidence.before,
         "after": evidence.after,
         "effect": evidence.effect,

@@ -12,6 +12,7 @@ import click
 from pasta_otel.config import load_settings
 from pasta_otel.errors import InputError, PastaError
 from pasta_otel.slo.attribution.question import DEFAULT_BASELINE, DEFAULT_WINDOW
+from pasta_otel.slo.page import metric_words
 from pasta_otel.slo.sources.question import ask
 
 KEEP_ALL_S, KEEP_ALL_BYTES = 4e9, 2**60  # asking about an old file must not make it forget: since 1970, 1 EiB
@@ -110,6 +111,6 @@ def _cause(number: int, cause: dict[str, Any]) -> list[str]:
 
 
 def _evidence(evidence: dict[str, Any]) -> str:
-    change = f"{evidence['metric']}: {evidence['before']:.4g} before, {evidence['after']:.4g} now"
+    change = f"{metric_words(evidence)}: {evidence['before']:.4g} before, {evidence['after']:.4g} now"
     links = f", trace {evidence['links'][0]['trace_id']}" if evidence["links"] else ""
     return f"{change} (effect {evidence['effect']:.2f}, n {evidence['n']}{links})"

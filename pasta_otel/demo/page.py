@@ -12,6 +12,7 @@ from pasta_otel.demo.load import RequestRecord
 from pasta_otel.demo.report import Run
 from pasta_otel.demo.svg import Dot, Line, Mark
 from pasta_otel.model import SpanSLI
+from pasta_otel.slo.page import metric_words
 
 NS = 1_000_000_000
 CAUSES_MOST = 5
@@ -200,7 +201,7 @@ def _causes(report: Json) -> str:
 
 def _cause(rank: int, cause: Json) -> str:
     rows = [
-        [e["family"], e["metric"], _quantity(e["metric"], e["before"]), _quantity(e["metric"], e["after"]),
+        [e["family"], metric_words(e), _quantity(e["metric"], e["before"]), _quantity(e["metric"], e["after"]),
          f"{e['effect']:+.2f}", str(e["n"])]
         for e in cause["evidence"][:EVIDENCE_MOST]
     ]  # fmt: skip

@@ -30,7 +30,7 @@ from pasta_otel.slo.attribution.record import Record, shift_evidence
 MAX_EVIDENCE = 6
 PASSED_ON = 0.5  # of a caller's extra errors: below it the callee's own errors do not account for them
 _NO_MODULES = ModuleGrowth(1.0, 0.0, (), 0.0, 0.0)
-_Named = tuple[str, str, Shift]  # family, metric, what shifted
+_Named = tuple[str, str, Shift, str]  # family, metric, what shifted, its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +126,12 @@ def _host_first(record: Record, site: _Site, pressure: HostPressure) -> list[Fin
 
 
 def _from_pressure(site: _Site, pressure: HostPressure, shifts: Sequence[_Named]) -> Finding:
-    seen = [shift_evidence(family, metric, shift) for family, metric, shift in shifts]
+    seen = [shift_evidence(*shift) for shift in shifts]
     return Finding(
         kind=pressure.kind,
         service=site.service,
         target=site.service,
-        strength=max((pressure.strength, *(shift.strength for _, _, shift in shifts))),
+        strength=max((pressure.strength, *(shift.strength for _, _, shift, _ in shifts))),
         evidence=(*pressure.evidence, *seen)[:MAX_EVIDENCE],
     )
 
@@ -142,13 +142,16 @@ def _ungated_growth(record: Record, site: _Site) -> tuple[list[Shift], list[_Nam
     A stalled process delays few calls of each operation for long: one key may not pass where the sum is plain.
     """
     service, assigned = site.service, {gap.edge for gap in site.gaps}
-    operations = [("spans", "self_time_seconds", s) for k, s in record.operations.items() if k.service == service]
-    modules = [("modules", "module_self_time_seconds", s) for k, s in record.modules.items() if k.service == service]
-    door = [("spans", "edge_gap_seconds", s) for e, s in record.gaps.items() if e.callee == service or e in assigned]
-    whole = [("spans", "edge_duration_seconds", s) for edge, s in record.edges.items() if edge.callee == service]
+    own, inner = "self_time_seconds", "module_self_time_seconds"
+    operations = [("spans", own, s, k.operation) for k, s in record.operations.items() if k.service == service]
+    modules = [("modules", inner, s, k.module) for k, s in record.modules.items() if k.service == service]
+    at = [(e, s) for e, s in record.gaps.items() if e.callee == service or e in assigned]
+    door = [("spans", "edge_gap_seconds", s, edge_target(e)) for e, s in at]
+    into = [(e, s) for e, s in record.edges.items() if e.callee == service]
+    whole = [("spans", "edge_duration_seconds", s, edge_target(e)) for e, s in into]
     named = [*whole, *operations, *door, *modules]
     passing = [item for item in named if item[2].slower_ns > 0 and item[2].passes(record.limits)]
-    parts = [shift for _, _, shift in (*operations, *modules, *door)]
+    parts = [shift for _, _, shift, _ in (*operations, *modules, *door)]
     return parts, sorted(passing, key=lambda item: -item[2].strength)
 
 
@@ -193,7 +196,7 @@ def _with_gaps(inside: Finding, gaps: Sequence[Finding]) -> Finding:
 
 
 def _edge_of(record: Record, edge: EdgeKey, whole: Finding, share: float) -> Finding:
-    duration = shift_evidence("spans", "edge_duration_seconds", record.edges[edge])
+    duration = shift_evidence("spans", "edge_duration_seconds", record.edges[edge], edge_target(edge))
     return Finding(
         kind="edge_latency",
         service=edge.callee,

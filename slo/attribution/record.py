@@ -171,7 +171,7 @@ def _traces(modules: Mapping[ModuleKey, Samples], otherwise: int) -> int:
     return max((value.requests for value in modules.values()), default=0) or otherwise
 
 
-def shift_evidence(family: str, metric: str, shift: Shift) -> Evidence:
+def shift_evidence(family: str, metric: str, shift: Shift, name: str) -> Evidence:
     """Return a shift in seconds as evidence, with Cliff's delta as the effect."""
     return Evidence(
         family=family,
@@ -181,6 +181,7 @@ def shift_evidence(family: str, metric: str, shift: Shift) -> Evidence:
         effect=shift.delta,
         n=shift.after.count,
         links=links(shift),
+        name=name,
     )
 
 

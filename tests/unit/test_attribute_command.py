@@ -84,7 +84,16 @@ def test_people_get_a_line_a_cause_with_its_evidence_below():
     assert result.exit_code == 0
     _, cause, evidence, *_ = result.stdout.splitlines()
     assert cause.startswith("1. edge_latency  order-api -> recommendations  (service recommendations, score 0.9")
-    assert evidence.startswith("   edge_gap_seconds: 0.001")
+    assert evidence.startswith("   edge_gap_seconds of order-api -> recommendations: 0.001")
+
+
+def test_evidence_names_the_span_that_it_is_about_in_text_and_json():
+    with Server(Trouble(slow_own_ms=30)) as server:
+        text, document = ask(server.url).stdout, json.loads(ask(server.url, "--json").stdout)
+    names = [evidence["name"] for evidence in document["causes"][0]["evidence"]]
+    assert names
+    assert "self_time_seconds of POST /orders: " in text
+    assert "POST /orders" in names
 
 
 def test_no_cause_exits_1_and_says_so():

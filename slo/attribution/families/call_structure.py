@@ -23,16 +23,17 @@ def call_structure(record: Record) -> dict[EdgeKey, Finding]:
                 service=edge.caller,
                 target=edge_target(edge),
                 strength=1.0 - before / after if after else 0.0,
-                evidence=(
-                    Evidence(
-                        "spans", "calls_per_request", before, after, after - before, shift.after.count, links(shift)
-                    ),
-                ),
+                evidence=(_evidence(edge, shift, before, after),),
                 extra_ns=shift.more_calls_ns,
                 base_ns=shift.before_ns,
                 edge=edge,
             )
     return found
+
+
+def _evidence(edge: EdgeKey, shift: Shift, before: float, after: float) -> Evidence:
+    grown, count = after - before, shift.after.count
+    return Evidence("spans", "calls_per_request", before, after, grown, count, links(shift), edge_target(edge))
 
 
 def _calls_each(record: Record, edge: EdgeKey, shift: Shift) -> tuple[float, float]:

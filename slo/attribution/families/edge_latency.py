@@ -19,9 +19,9 @@ def grown_gaps(record: Record) -> list[EdgeKey]:
 
 def _edge(record: Record, edge: EdgeKey) -> Finding:
     gap, duration = record.gaps[edge], record.edges.get(edge)
-    evidence = [shift_evidence("spans", "edge_gap_seconds", gap)]
+    evidence = [shift_evidence("spans", "edge_gap_seconds", gap, edge_target(edge))]
     if duration is not None:
-        evidence.append(shift_evidence("spans", "edge_duration_seconds", duration))
+        evidence.append(shift_evidence("spans", "edge_duration_seconds", duration, edge_target(edge)))
     return Finding(
         kind="edge_latency",
         service=edge.callee,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pasta_otel.model import EdgeKey, Evidence
+from pasta_otel.model import EdgeKey, Evidence, OperationKey
 from pasta_otel.slo.attribution.effect import Shift, proportion_z
 from pasta_otel.slo.attribution.finding import Finding, edge_target
 from pasta_otel.slo.attribution.record import Record, links
@@ -58,7 +58,7 @@ def _edge_finding(record: Record, edge: EdgeKey, extra: float) -> Finding:
         service=edge.callee,
         target=edge_target(edge),
         strength=attributable(shift),
-        evidence=(error_evidence("edge_error_ratio", shift),),
+        evidence=(error_evidence("edge_error_ratio", shift, edge_target(edge)),),
         extra_bad=extra,
         edge=edge,
     )
@@ -68,9 +68,10 @@ def error_ratio(record: Record) -> dict[str, Finding]:
     """Return one finding for every service whose own spans fail more than its callees' errors explain."""
     found: dict[str, Finding] = {}
     for service in record.services():
-        shift = worst_operation(record, service)
-        if shift is None:
+        worst = _worst(record, service)
+        if worst is None:
             continue
+        key, shift = worst
         passed_on = sum(
             extra_errors(below)
             for edge, below in record.edges.items()
@@ -83,7 +84,7 @@ def error_ratio(record: Record) -> dict[str, Finding]:
                 service=service,
                 target=service,
                 strength=attributable(shift),
-                evidence=(error_evidence("error_ratio", shift),),
+                evidence=(error_evidence("error_ratio", shift, key.operation),),
                 extra_bad=extra - passed_on,
             )
     return found
@@ -94,11 +95,16 @@ def worst_operation(record: Record, service: str) -> Shift | None:
 
     The worst one, not the sum: one failure marks the internal span and the server span around it.
     """
-    shifts = [s for key, s in record.operations.items() if key.service == service and errors_pass(record, s)]
-    return max(shifts, key=extra_errors, default=None)
+    worst = _worst(record, service)
+    return worst[1] if worst else None
 
 
-def error_evidence(metric: str, shift: Shift) -> Evidence:
+def _worst(record: Record, service: str) -> tuple[OperationKey, Shift] | None:
+    found = [(k, s) for k, s in record.operations.items() if k.service == service and errors_pass(record, s)]
+    return max(found, key=lambda item: extra_errors(item[1]), default=None)
+
+
+def error_evidence(metric: str, shift: Shift, name: str) -> Evidence:
     """Return an error ratio's rise as evidence; the effect is the difference of the ratios."""
     before, after = error_ratios(shift)
-    return Evidence("spans", metric, before, after, after - before, shift.after.count, links(shift))
+    return Evidence("spans", metric, before, after, after - before, shift.after.count, links(shift), name)

@@ -55,7 +55,7 @@ def _excess(record: Record, modules: Mapping[ModuleKey, Shift], pace: float) -> 
             service=key.service,
             target=key.module,
             strength=shift.strength,
-            evidence=(shift_evidence("modules", "module_self_time_seconds", shift),),
+            evidence=(shift_evidence("modules", "module_self_time_seconds", shift, key.module),),
             extra_ns=shift.calls_after * shift.mean_after_ns - pace * shift.before_ns,
             base_ns=pace * shift.before_ns,
         )

@@ -29,7 +29,9 @@ def _service(record: Record, service: str) -> Finding | None:
         service=service,
         target=service,
         strength=sum(shift.slower_ns * shift.strength for _, shift in shifted) / extra,
-        evidence=tuple(shift_evidence("spans", "self_time_seconds", shift) for _, shift in shifted[:MAX_EVIDENCE]),
+        evidence=tuple(
+            shift_evidence("spans", "self_time_seconds", shift, key.operation) for key, shift in shifted[:MAX_EVIDENCE]
+        ),
         extra_ns=extra,
         base_ns=sum(shift.base_ns for _, shift in shifted),
     )
