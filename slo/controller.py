@@ -30,7 +30,7 @@ from pasta_otel.slo.spec.model import SLO
 from pasta_otel.slo.state import NoState, StateStore
 from pasta_otel.slo.telemetry import Telemetry
 from pasta_otel.slo.verdict import Memory, Outcome, advance, read_pair, silenced
-from pasta_otel.slo.windows import BurnRateWindow, BurnRateWindows
+from pasta_otel.slo.windows import BurnRateWindow, BurnRateWindows, never_fire
 
 T = TypeVar("T")
 NS_PER_SECOND = 1_000_000_000
@@ -212,6 +212,8 @@ class SLOController:
             for i, row in enumerate(self._windows.rows)
         ]
         outcome = advance(self._memories.get(slo.name), readings, self._windows, now_unix_nano)
+        dead = never_fire(self._windows, slo.objective, period_ns)  # without it, "ok" beside a spent budget is a riddle
+        outcome = replace(outcome, detail="; ".join(filter(None, (outcome.detail, *dead))))
         silence = self._silence(slo, now_unix_nano)
         return silenced(outcome, self._memories.get(slo.name), silence, now_unix_nano) if silence else outcome
 

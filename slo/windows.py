@@ -196,17 +196,22 @@ def duration_text(duration_ns: int) -> str:
     return f"{seconds}s"
 
 
+def never_fire(windows: BurnRateWindows, objective: Decimal, period_ns: int) -> list[str]:
+    """Return a warning for every pair that an SLO cannot make fire, however much of its budget it spends."""
+    budget = 1 - objective
+    return [
+        f"{row.key}: can never fire: needs an error ratio above {float(factor * budget):.4g}"
+        f" (factor {float(factor):.4g} x budget {float(budget):.4g})"
+        for row in windows.rows
+        if (factor := row.factor(period_ns)) * budget >= 1
+    ]
+
+
 def lint(windows: BurnRateWindows, objective: Decimal, period_ns: int) -> list[str]:
     """Return warnings: pairs that can never fire, and pairs that fire while the service is inside its budget."""
-    found = []
-    budget = 1 - objective
+    found = never_fire(windows, objective, period_ns)
     for row in windows.rows:
         factor = row.factor(period_ns)
-        if factor * budget >= 1:
-            found.append(
-                f"{row.key}: can never fire: needs an error ratio above {float(factor * budget):.4g}"
-                f" (factor {float(factor):.4g} x budget {float(budget):.4g})"
-            )
         if factor < 1:
             found.append(
                 f"{row.key}: fires at burn rate {float(factor):.4g}, although below 1 the budget lasts the period"

@@ -36,10 +36,11 @@ from pasta_otel.slo.attribution.engine import AttributionEngine
 from pasta_otel.slo.attribution.question import answerer
 from pasta_otel.slo.controller import Parts, SLOController
 from pasta_otel.slo.leader import FileLeader
+from pasta_otel.slo.periods import length_ns
 from pasta_otel.slo.spec.load import load
 from pasta_otel.slo.spec.model import SLO
 from pasta_otel.slo.state import FileState
-from pasta_otel.slo.windows import BurnRateWindows
+from pasta_otel.slo.windows import BurnRateWindows, lint
 
 RECEIVER_GRACE_SECONDS = 2.0
 FORWARD_SHARE = 0.6  # of the time of a stop; the rest is for the store, notifications and our own telemetry
@@ -240,6 +241,9 @@ class Sidecar:
             leader=self._leader,
             maintenance=self._maintenance,
         )
+        for slo in slos:
+            for message in lint(windows, slo.objective, length_ns(slo.window, self._clock.unix_nano())):
+                log.warning("slo %s: %s", slo.name, message)
         try:
             return SLOController(slos, windows, parts, grace_ns=grace_ns)
         except InputError as error:

@@ -49,6 +49,20 @@ def test_a_number_out_of_range_is_refused_by_the_name_of_its_option(
     assert refused(capsys, "sidecar", option, value).startswith(f"pasta-otel: {option}: expected a number from ")
 
 
+def test_an_objective_that_the_windows_cannot_watch_is_logged_at_the_start(tmp_path: Path, caplog):
+    (tmp_path / "slo.yaml").write_text(SPEC.replace("0.95", "0.5"))
+    given = options(slo_paths=(str(tmp_path / "slo.yaml"),), windows="demo")
+
+    async def start() -> None:
+        async with running(Sidecar(given, environ={})):
+            pass
+
+    asyncio.run(start())
+    (warning,) = [record for record in caplog.records if "can never fire" in record.getMessage()]
+    assert warning.levelname == "WARNING"
+    assert warning.getMessage().startswith("slo checkout: page:30s/5s: can never fire: needs an error ratio above 1.2")
+
+
 def test_every_number_of_the_options_has_a_range():
     given = options()
     values = {name: getattr(given, name) for name in type(given).__dataclass_fields__}

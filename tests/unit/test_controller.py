@@ -106,6 +106,16 @@ def test_an_error_ratio_that_oscillates_around_the_factor_does_not_flap():
     assert [after for _, _, after in found] == ["ok", "burning"]
 
 
+def test_an_objective_that_the_windows_cannot_watch_is_said_beside_its_verdict():
+    listed = events((60, 1.0))
+    lax = SLOController([slo(objective="0.5")], DEMO, Parts(EventListSource(listed)), grace_ns=GRACE)
+    (state,) = run(lax, 3, 60)[-1].states
+    assert state.verdict == "ok"
+    assert "page:30s/5s: can never fire: needs an error ratio above 1.2" in state.detail
+    strict = SLOController([slo()], DEMO, Parts(EventListSource(listed)), grace_ns=GRACE)
+    assert "never fire" not in run(strict, 3, 60)[-1].states[0].detail
+
+
 def test_low_traffic_never_starts_a_burn_and_the_detail_says_so():
     source = EventListSource([(START + i * 4 * SECOND, i != 14) for i in range(16)])
     state = SLOController([slo()], DEMO, Parts(source), grace_ns=0).tick(START + 60 * SECOND).states[0]
