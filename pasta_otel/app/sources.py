@@ -20,6 +20,10 @@ from pasta_otel.slo.sources.spans import SpanCounter, SpanSource
 from pasta_otel.slo.spec.model import SLO, OtlpSLI, PrometheusSLI
 
 URL_KEYS = ("url", "address", "endpoint")
+MISSING: Mapping[type, str] = {
+    SpanSLI: "it counts spans, and there is no span store: give --store FILE, or --server URL of a sidecar",
+    OtlpSLI: "it counts OTLP metrics, which a running sidecar alone receives: give --server URL",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ def build_sources(
         for _, shut in servers.values():
             shut()
 
-    return Sources(RoutedSource(by_type), spans, otlp, close)
+    return Sources(RoutedSource(by_type, MISSING), spans, otlp, close)
 
 
 def url_of(sli: PrometheusSLI, settings: Mapping[str, Any]) -> str:

@@ -60,7 +60,8 @@ def validate(ctx: click.Context, paths: tuple[str, ...], windows: str, *, as_jso
     else:
         for problem in problems:
             click.echo(f"{problem.severity}: {problem}", err=True)
-        click.echo(f"{len(found.objects)} objects, {len(found.slos)} objectives, {len(errors)} errors")
+        counts = (len(found.objects), "object"), (len(found.slos), "objective"), (len(errors), "error")
+        click.echo(", ".join(f"{number} {word}{'' if number == 1 else 's'}" for number, word in counts))
     ctx.exit(EXIT_NO if errors else EXIT_FINE)
 
 

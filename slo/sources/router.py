@@ -15,15 +15,16 @@ class RoutedSource:
 
     Args:
         sources: Source by type of indicator, e.g. ``{SpanSLI: ..., PrometheusSLI: ...}``.
+        missing: What to say of a type that has none, in the user's words.
     """
 
-    def __init__(self, sources: Mapping[type, SLISource]) -> None:
-        self._sources = dict(sources)
+    def __init__(self, sources: Mapping[type, SLISource], missing: Mapping[type, str] | None = None) -> None:
+        self._sources, self._missing = dict(sources), dict(missing or {})
 
     def counts(self, requests: Sequence[CountRequest], now_unix_nano: int) -> Sequence[EventCounts]:
         """Return one EventCounts a request, in order; one call a source, and a source that fails fails alone."""
         answers = [
-            EventCounts(0.0, 0.0, no_data="absent", detail=f"no source for {type(request.sli).__name__}")
+            EventCounts(0.0, 0.0, no_data="absent", detail=self._missing.get(type(request.sli), "nothing counts it"))
             for request in requests
         ]
         for kind, source in self._sources.items():

@@ -49,7 +49,16 @@ def test_a_valid_file_exits_0(capsys, tmp_path):
     (tmp_path / "a.yaml").write_text(SPEC)
     code, out, err = pasta(capsys, "validate", "--windows", "demo", str(tmp_path))
     assert (code, err) == (0, "")
-    assert "1 objectives, 0 errors" in out
+    assert out == "1 object, 1 objective, 0 errors\n"
+
+
+def test_a_status_without_a_source_says_which_option_gives_one(capsys, tmp_path):
+    (tmp_path / "a.yaml").write_text(SPEC)
+    code, out, _ = pasta(capsys, "status", "--json", "--slo", str(tmp_path / "a.yaml"))
+    (state,) = json.loads(out)["slos"]
+    assert code == 3
+    assert "give --store FILE, or --server URL" in state["detail"]
+    assert "SpanSLI" not in out
 
 
 def test_an_invalid_file_exits_1_and_names_file_line_and_field(capsys):
