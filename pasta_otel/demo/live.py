@@ -58,7 +58,7 @@ class LiveView:
         self._phase = phase
         if phase != "done":
             line = Text.assemble((f"{self._elapsed():6.1f} s  ", "dim"), (f"{PHASES[phase]:<9}", "bold"), f" {words}")
-            self._console.print(line, highlight=False)
+            self._console.print(line, highlight=False, soft_wrap=True)
 
     def update(self, watch: Watch, latest: RequestRecord | None) -> None:
         """Show the latest readings: at once on a terminal, now and then elsewhere."""
@@ -66,7 +66,8 @@ class LiveView:
             self._live.update(self._table(watch, latest))
         elif self._elapsed() >= self._next_line and watch.states:
             self._next_line = self._elapsed() + LINE_SECONDS
-            self._console.print(f"{self._elapsed():6.1f} s            {_line(watch, latest)}", highlight=False)
+            for line in lines(watch, latest):
+                self._console.print(f"{self._elapsed():6.1f} s  {'':<9} {line}", highlight=False, soft_wrap=True)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._started
@@ -92,14 +93,20 @@ def _rates(state: dict[str, Any]) -> tuple[str, Text]:
     return shown, Text.assemble(("━" * full, style), ("━" * (BAR_WIDTH - full), "grey37"))
 
 
-def _line(watch: Watch, latest: RequestRecord | None) -> str:
-    parts = []
-    for name, state in sorted(watch.states.items()):
-        rate = state["burn_rates"][0] if state["burn_rates"] else {"long": None, "short": None}
-        parts.append(f"{name} {state['verdict']} {_number(rate['long'])} / {_number(rate['short'])}")
-    if latest:
-        parts.append(f"latest order {_outcome(latest)} {latest.latency_ms:.0f} ms")
-    return ", ".join(parts)
+def lines(watch: Watch, latest: RequestRecord | None) -> list[str]:
+    """Return the latest readings, a line each, for where no table can be drawn."""
+    found = [f"{name} {state['verdict']}{_words(state)}" for name, state in sorted(watch.states.items())]
+    return [*found, f"latest order {_outcome(latest)} {latest.latency_ms:.0f} ms"] if latest else found
+
+
+def _words(state: dict[str, Any]) -> str:
+    if not state["burn_rates"]:
+        return ""
+    rate = state["burn_rates"][0]
+    return (
+        f", burn rate {_number(rate['long'])} over {rate['long_window']}, {_number(rate['short'])} over"
+        f" {rate['short_window']} (burning above {rate['factor']:.1f})"
+    )
 
 
 def _outcome(latest: RequestRecord | None) -> str:
