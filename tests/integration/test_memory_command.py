@@ -801,6 +801,7 @@ def folders(place):
 def test_a_signal_while_the_command_reads_results_ends_it_and_leaves_nothing_behind(fake, tmp_path, number):
     slow = f"""
 import os, signal, sys, time
+signal.signal({int(number)}, signal.SIG_DFL)  # a shell's background job ignores some
 import pasta_otel.cli.analyze as analyze
 def reading(folder):
     print("reading", flush=True)

@@ -393,9 +393,13 @@ def test_ctrl_c_while_the_program_is_in_the_driver_reaches_it_and_loses_nothing(
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         sent.set()
 
-    threading.Timer(0.05, interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        graph_and_more(program, [(handle, 2, 2)], sent)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        threading.Timer(0.05, interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            graph_and_more(program, [(handle, 2, 2)], sent)
+    finally:
+        signal.signal(signal.SIGINT, before)
     program.synchronize()
     analysed.collector.settle()
     assert Counter(analysed.results) == {("k", 1, (1, 1)): 1, ("k", 2, (2, 1)): 1}
