@@ -244,6 +244,9 @@ class Collector:
 
     def _forget(self, slab: Slab) -> None:
         self._reader.kept.append(slab.sources)
+        self._lose_results(slab)
+
+    def _lose_results(self, slab: Slab) -> None:
         for launch in slab.pending:
             if launch is not None:
                 self._lose("unreadable", launch.number, nodes=launch.nodes)
@@ -513,9 +516,7 @@ class Collector:
             self._reader.take(context, oldest, batch)
 
     def _unreadable(self, slab: Slab, error: PastaError) -> None:
-        for launch in slab.pending:
-            if launch is not None:
-                self._lose("unreadable", launch.number, nodes=launch.nodes)
+        self._lose_results(slab)
         self._report(f"results are lost: {error}")
 
     def _decode(self, record: Record) -> Callable[[], None]:

@@ -127,20 +127,18 @@ class Reader:
         """
         size = self._slot_bytes
         chosen = [(at, launch) for at, launch in enumerate(slab.pending) if launch is not None]
-        address, length = (
-            self._device.slab(slab.number, slab.turn),
-            size * (chosen[-1][0] + 1) if chosen else LEAST_READ,
-        )
-        problem, raw = None, b""
+        length = size * (chosen[-1][0] + 1) if chosen else LEAST_READ
+        address = self._device.slab(slab.number, slab.turn)
+        problem, raw, records = None, b"", list[Record]()
         try:
             raw = self._device.read(address, length, slab.stream) if address else b""
+            records = [Record(launch, raw[at * size : (at + 1) * size]) for at, launch in chosen]
         except PastaError as error:
             problem = error
-        records = [Record(launch, raw[at * size : (at + 1) * size]) for at, launch in chosen]
         with self._lock:
             if problem is not None:
                 self._unreadable(slab, problem)
-            self._records += records if problem is None else []
+            self._records += records
             slab.pending = []
             if raw:  # else no launch began, but tables may be on their way
                 slab.sources = []
